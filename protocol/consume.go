@@ -22,16 +22,24 @@ func (m *Ack) AppendFrame(dst []byte) []byte {
 	return be.AppendUint16(dst, m.Flags)
 }
 
+var ackFields = []field{{"subscription_id", 2}, {"topic_id", 2}, {"partition", 2}, {"seq", 8}, {"delivery_id", 8},
+	{"ownership_epoch", 8}, {"flags", 2}}
+
 // Decode reads an ACK payload.
 func (m *Ack) Decode(payload []byte) error {
 	r := reader{b: payload, op: OpAck}
-	m.SubscriptionID = r.u16("subscription_id")
-	m.TopicID = r.u16("topic_id")
-	m.Partition = r.u16("partition")
-	m.Sequence = r.u64("seq")
-	m.DeliveryID = r.u64("delivery_id")
-	m.OwnershipEpoch = r.u64("ownership_epoch")
-	m.Flags = r.flags("flags", ackFlags)
+	h := r.fixed(AckFrameLen-HeaderSize, ackFields)
+	if h == nil {
+		return r.end()
+	}
+	m.SubscriptionID = be.Uint16(h[0:])
+	m.TopicID = be.Uint16(h[2:])
+	m.Partition = be.Uint16(h[4:])
+	m.Sequence = be.Uint64(h[6:])
+	m.DeliveryID = be.Uint64(h[14:])
+	m.OwnershipEpoch = be.Uint64(h[22:])
+	m.Flags = be.Uint16(h[30:])
+	r.checkFlags(m.Flags, ackFlags, "flags", 30)
 	return r.end()
 }
 

@@ -115,6 +115,30 @@ func (r *reader) fail(field string, off int, reason string) {
 	r.b = r.b[:r.off]
 }
 
+// field is a field of fixed size, for the error text.
+type field struct {
+	name string
+	size int
+}
+
+// fixed takes size bytes that hold the given fields, for one check instead of one per field: the codecs of the hot path
+// use it. It returns nil after naming the first field that is not there.
+func (r *reader) fixed(size int, fields []field) []byte {
+	if left := len(r.b) - r.off; left < size {
+		for _, f := range fields {
+			if len(r.b)-r.off < f.size {
+				r.short(f.name, f.size)
+				break
+			}
+			r.off += f.size
+		}
+		return nil
+	}
+	h := r.b[r.off : r.off+size]
+	r.off += size
+	return h
+}
+
 func (r *reader) short(field string, want int) {
 	r.fail(field, r.off, fmt.Sprintf("needs %d bytes, %d are left", want, len(r.b)-r.off))
 }
@@ -186,10 +210,14 @@ func (r *reader) atMost(field string, limit uint8) uint8 {
 // flags reads a u16 in which only the bits of defined may be set.
 func (r *reader) flags(field string, defined uint16) uint16 {
 	v := r.u16(field)
-	if v&^defined != 0 {
-		r.fail(field, r.off-2, fmt.Sprintf("sets undefined bits 0x%04X", v&^defined))
-	}
+	r.checkFlags(v, defined, field, r.off-2)
 	return v
+}
+
+func (r *reader) checkFlags(v, defined uint16, field string, off int) {
+	if v&^defined != 0 {
+		r.fail(field, off, fmt.Sprintf("sets undefined bits 0x%04X", v&^defined))
+	}
 }
 
 func (r *reader) reserved32() {

@@ -119,21 +119,28 @@ func (m *Msg) AppendHeader(dst []byte, valueLen int) []byte {
 	return be.AppendUint32(dst, uint32(valueLen))
 }
 
+var msgFields = []field{{"subscription_id", 2}, {"topic_id", 2}, {"partition", 2}, {"sequence", 8}, {"delivery_id", 8},
+	{"attempt", 2}, {"ownership_epoch", 8}, {"producer_id", 8}, {"producer_seq", 8}, {"flags", 2}, {"key_len", 2}}
+
 // Decode reads a MSG payload. Key and Value alias it. Flags are passed on as they are: a broker may set bits that an
 // older client does not know, as long as they declare no tail.
 func (m *Msg) Decode(payload []byte) error {
 	r := reader{b: payload, op: OpMsg}
-	m.SubscriptionID = r.u16("subscription_id")
-	m.TopicID = r.u16("topic_id")
-	m.Partition = r.u16("partition")
-	m.Sequence = r.u64("sequence")
-	m.DeliveryID = r.u64("delivery_id")
-	m.Attempt = r.u16("attempt")
-	m.OwnershipEpoch = r.u64("ownership_epoch")
-	m.ProducerID = r.u64("producer_id")
-	m.ProducerSeq = r.u64("producer_seq")
-	m.Flags = r.u16("flags")
-	m.Key = r.bytes("key", int(r.u16("key_len")), 0, MaxKeyLen, 2)
+	h := r.fixed(msgFixed, msgFields)
+	if h == nil {
+		return r.end()
+	}
+	m.SubscriptionID = be.Uint16(h[0:])
+	m.TopicID = be.Uint16(h[2:])
+	m.Partition = be.Uint16(h[4:])
+	m.Sequence = be.Uint64(h[6:])
+	m.DeliveryID = be.Uint64(h[14:])
+	m.Attempt = be.Uint16(h[22:])
+	m.OwnershipEpoch = be.Uint64(h[24:])
+	m.ProducerID = be.Uint64(h[32:])
+	m.ProducerSeq = be.Uint64(h[40:])
+	m.Flags = be.Uint16(h[48:])
+	m.Key = r.bytes("key", int(be.Uint16(h[50:])), 0, MaxKeyLen, 2)
 	m.Value = r.bytes("value", int(r.u32("value_len")), 0, MaxMsgValueLen, 4)
 	return r.end()
 }

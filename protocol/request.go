@@ -98,15 +98,22 @@ func (m *Pub) AppendHeader(dst []byte, valueLen int) []byte {
 	return be.AppendUint32(dst, uint32(valueLen))
 }
 
+var pubFields = []field{{"topic_id", 2}, {"partition", 2}, {"producer_id", 8}, {"producer_seq", 8}, {"flags", 2}, {"key_len", 2}}
+
 // Decode reads a PUB payload. Key and Value alias it.
 func (m *Pub) Decode(payload []byte) error {
 	r := reader{b: payload, op: OpPub}
-	m.TopicID = r.u16("topic_id")
-	m.Partition = r.u16("partition")
-	m.ProducerID = r.u64("producer_id")
-	m.ProducerSeq = r.u64("producer_seq")
-	m.Flags = r.flags("flags", PubFlagDurability)
-	m.Key = r.bytes("key", int(r.u16("key_len")), 0, MaxKeyLen, 2)
+	h := r.fixed(pubFixed, pubFields)
+	if h == nil {
+		return r.end()
+	}
+	m.TopicID = be.Uint16(h[0:])
+	m.Partition = be.Uint16(h[2:])
+	m.ProducerID = be.Uint64(h[4:])
+	m.ProducerSeq = be.Uint64(h[12:])
+	m.Flags = be.Uint16(h[20:])
+	r.checkFlags(m.Flags, PubFlagDurability, "flags", 20)
+	m.Key = r.bytes("key", int(be.Uint16(h[22:])), 0, MaxKeyLen, 2)
 	m.Value = r.bytes("value", int(r.u32("value_len")), 0, MaxValueLen, 4)
 	return r.end()
 }

@@ -1,0 +1,78 @@
+// Package protocol is the client wire protocol of MortarMQ, version 1: frames, operations, error codes, names and
+// routing. Broker and client library share it; it does no I/O and keeps no state.
+//
+// # Frame
+//
+// All integers are big-endian.
+//
+//	+--------------+---------+------------------------+
+//	| length (u32) | op (u8) | payload (length-1)     |
+//	+--------------+---------+------------------------+
+//
+// length counts the op and the payload and lies in 1..MaxFrameLen. ParseFrame takes frames apart, FrameLen looks at the
+// length alone. Neither a bad length nor an unknown op can be skipped: the connection is closed.
+//
+// # Payloads
+//
+// Every operation has a struct named after it with two methods: AppendFrame appends the whole frame, Decode reads the
+// payload behind the op byte. A variable field is preceded by its length.
+//
+//	0x01 CONNECT      protocol_version u8 | client_flags u16 (=0) | token_len u16 | token | reserved u32 (=0)
+//	0x02 DECLARE      topic_len u16 | topic | partition_count u16 | flags u16 | [settings_len u16 | settings]  flags bit 2
+//	0x03 PUB          topic_id u16 | partition u16 | producer_id u64 | producer_seq u64 | flags u16
+//	                  | key_len u16 | key | value_len u32 | value
+//	0x04 SUB          group_len u16 | group | topic_id u16 | partition u16 (=0xFFFF) | start_policy u8
+//	                  | credit_count u16 | credit_bytes u32 | flags u16 | [member_id u64]                      flags bit 3
+//	0x05 ACK          subscription_id u16 | topic_id u16 | partition u16 | seq u64 | delivery_id u64
+//	                  | ownership_epoch u64 | flags u16
+//	0x06 NACK         subscription_id u16 | topic_id u16 | partition u16 | seq u64 | delivery_id u64
+//	                  | ownership_epoch u64 | reason u8 | flags u16 (=0)
+//	0x07 PING         (empty)
+//	0x08 ERR          code u16 | request_op u8 | message_len u16 | message
+//	0x09 OK           request_op u8 | result_len u32 | result
+//	0x0A MSG          subscription_id u16 | topic_id u16 | partition u16 | sequence u64 | delivery_id u64 | attempt u16
+//	                  | ownership_epoch u64 | producer_id u64 | producer_seq u64 | flags u16
+//	                  | key_len u16 | key | value_len u32 | value
+//	0x0B PULL         subscription_id u16 | member_id u64 | membership_epoch u32 | assignment_epoch u32
+//	                  | ownership_epochs_len u16 (elements) | ownership_epochs u64[] | max_msgs u16 | max_bytes u32
+//	                  | wait_ms u16 | min_bytes u32
+//	0x0C HEARTBEAT    subscription_id u16 | member_id u64 | membership_epoch u32 | assignment_epoch u32 | state u8
+//	0x0D NOTICE       notice_id u64 | kind u8 | group_id u16 | membership_epoch u32 | assignment_epoch u32
+//	                  | ownership_epoch u64 | topic_id u16 | partition u16 | member_id u64
+//	0x0E CONTROL_ACK  notice_id u64 | notice_kind u8 | group_id u16 | membership_epoch u32 | assignment_epoch u32
+//	                  | ownership_epoch u64 | result u8
+//	0x0F CREDIT       subscription_id u16 | membership_epoch u32 | ownership_epoch u64 | mode u8 | credit_count u16
+//	                  | credit_bytes u32 | reserved u32 (=0)
+//
+// The result inside an OK; those of the other operations are empty. AppendOK appends the whole OK frame, Decode reads
+// the result:
+//
+//	DECLARE  topic_id u16 | partition_count u16 | created u8 (0 = created, 1 = existed)
+//	PUB      sequence u64 | durability u8 | leader_epoch u64 | commit_seq u64 | result_flags u8
+//	SUB      subscription_id u16 | member_id u64 | membership_epoch u32 | assignment_epoch u32
+//	CREDIT   granted_count u16 | granted_bytes u32 | outstanding_count u16 | outstanding_bytes u32 | credit_epoch u64
+//
+// # Decoding
+//
+// Decode is strict: a payload that is short or has trailing bytes, a length or an enumeration out of its bounds, a
+// reserved field or an undefined flag bit of a request that is not zero is a *PayloadError that names operation, field
+// and offset. It does not panic on any input, allocates nothing for a valid payload (except a PULL's list, in the slice
+// that the Pull holds), and overwrites every field of its receiver. After an error the receiver's content is undefined.
+// Names are the exception: a DECLARE whose topic name is empty, too long or has forbidden characters decodes, because
+// CodeInvalidTopic, which ValidateTopic returns, must not cost the connection.
+//
+// # Buffer ownership
+//
+// Decoders borrow: byte slices of a decoded struct alias the payload and are valid as long as it is. Encoders copy
+// into dst, which they grow as append does, and keep nothing.
+//
+// # Encoding
+//
+// An encoder's caller keeps the documented size limits. Breaking one would desynchronize the connection, so it is a bug
+// of the caller and panics; sizes that come from outside are checked before (the client library does, with errors).
+//
+// # Growing the protocol
+//
+// Optional fields go at the tail of a payload and are declared by a flags bit. New operations, another order or other
+// lengths raise the version. A published error code never changes its meaning.
+package protocol
