@@ -88,7 +88,10 @@ type Op struct {
 	// Names is the result of ReadDir.
 	Names []string
 
-	// backend's own state
-	slot uint32
-	done int
+	// The backend's own state: done counts the bytes transferred so far, tries the attempts that an interruption ended,
+	// next links the list the operation waits in, busy is set from Submit until Done.
+	done  int
+	tries int
+	next  *Op
+	busy  bool
 }
