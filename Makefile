@@ -1,0 +1,80 @@
+# MortarMQ. `make test` is everything CI runs, `make check` the inner loop, `make run` a broker on loopback.
+#
+# The io_uring backend is behind a build tag, and the library it uses links only with -checklinkname=0; both travel in
+# GOFLAGS so that every go command below, and those that tests start, build the same thing.
+SHELL := /bin/bash
+PLAIN_GOFLAGS := $(GOFLAGS)
+export GOFLAGS := $(strip $(GOFLAGS) -tags=uring -ldflags=-checklinkname=0)
+
+BIN := bin
+TOOLS := .bin
+GOLANGCI_VERSION := v2.15.0
+GOLANGCI := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
+
+FUZZTIME ?= 2s
+RACE_TIMEOUT := 10m
+ARGS ?=
+
+.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak bench tidy clean help
+
+all: build
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+build: ## mortard and mortarmq, with io_uring
+	@mkdir -p $(BIN)
+	go build -o $(BIN)/ ./cmd/...
+
+build-plain: ## everything again as plain `go build` sees it (no io_uring)
+	GOFLAGS='$(PLAIN_GOFLAGS)' go build ./...
+	GOFLAGS='$(PLAIN_GOFLAGS)' go vet ./...
+
+run: build ## a broker on 127.0.0.1:7188 with its data in ./data
+	./$(BIN)/mortard $(ARGS)
+
+check: build build-plain lint unit ## build, lint, unit tests
+
+test: build build-plain lint unit unit-plain race fuzz crash ## everything, as CI runs it
+	@echo "make test: everything passed"
+
+$(GOLANGCI):
+	@mkdir -p $(TOOLS)
+	GOFLAGS= GOBIN=$(CURDIR)/$(TOOLS) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv $(TOOLS)/golangci-lint $@
+
+lint: $(GOLANGCI) ## gofmt, vet, golangci-lint, module tidiness
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not gofmt'ed: $$out"; exit 1; fi
+	go vet ./...
+	GOFLAGS='$(PLAIN_GOFLAGS)' $(GOLANGCI) run --build-tags=uring ./...
+	go mod tidy -diff
+
+# Tests that start mortard processes live under tests/ and run in `crash`.
+UNIT = $$(go list ./... | grep -v /tests/)
+
+unit: ## unit tests
+	go test $(UNIT)
+
+unit-plain: ## unit tests of what differs without io_uring
+	GOFLAGS='$(PLAIN_GOFLAGS)' go test ./ring/... ./wal/... ./engine/... ./cmd/...
+
+race: ## unit tests under the race detector
+	go test -race -short -timeout $(RACE_TIMEOUT) $(UNIT)
+
+fuzz: ## every fuzz target for FUZZTIME (2s)
+	tools/fuzz $(FUZZTIME)
+
+crash: ## real mortard processes: kill -9, restarts, damaged data; with a race-built broker
+	go test -count=1 -timeout 10m ./tests/...
+
+soak: ## longer crash rounds: make soak ROUNDS=200 [SEED=n]
+	SOAK_ROUNDS=$(or $(ROUNDS),200) go test -count=1 -timeout 0 -run TestSoak -v ./tests/...
+
+bench: build ## throughput and latency against a real mortard: make bench [PROFILE=1] [ARGS='--quick']
+	go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard $(if $(PROFILE),--profile) $(ARGS)
+
+tidy:
+	go mod tidy
+
+clean: ## remove what was built
+	rm -rf $(BIN) $(TOOLS)
