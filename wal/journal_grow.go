@@ -1,0 +1,6 @@
+package wal
+
+// grower prepares further files.
+type grower struct {
+	busy bool
+}
