@@ -1,0 +1,88 @@
+package metadata
+
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// Limits of one broker's metadata.
+const (
+	// MaxTopicID and MaxGroupID are the last ids there are; ids of deleted topics and groups are not used again.
+	MaxTopicID = 65535
+	MaxGroupID = 65535
+	// MaxPartitionsPerTopic leaves out the number that means "any" on the wire.
+	MaxPartitionsPerTopic = 65534
+	// MaxPartitions bounds the partitions of all topics together, so that their bookkeeping stays within memory.
+	MaxPartitions = 1 << 20
+)
+
+// CheckCreateTopic checks, before a topic is proposed, that a client may create it. pendingTopics and pendingPartitions
+// count what is proposed but not applied yet. The error wraps the code to answer with.
+func (s *State) CheckCreateTopic(name string, partitions uint16, pendingTopics, pendingPartitions int) error {
+	if err := protocol.ValidateTopic([]byte(name)); err != nil {
+		return err
+	}
+	return s.checkRoom(name, partitions, pendingTopics, pendingPartitions)
+}
+
+// CheckCreateSystemTopic is CheckCreateTopic for the broker's own topics, whose names start with '$'.
+func (s *State) CheckCreateSystemTopic(name string, partitions uint16, pendingTopics, pendingPartitions int) error {
+	if err := protocol.ValidateLookup([]byte(name)); err != nil {
+		return err
+	}
+	return s.checkRoom(name, partitions, pendingTopics, pendingPartitions)
+}
+
+func (s *State) checkRoom(name string, partitions uint16, pendingTopics, pendingPartitions int) error {
+	switch {
+	case s.topicNames[name] != nil:
+		return fmt.Errorf("topic %q exists: %w", name, protocol.CodeTopicExistsMismatch)
+	case partitions == 0 || partitions > MaxPartitionsPerTopic:
+		return fmt.Errorf("topic %q can't have %d partitions, use 1 to %d: %w", name, partitions, MaxPartitionsPerTopic, protocol.CodeQuotaExceeded)
+	case int(s.lastTopic)+pendingTopics >= MaxTopicID:
+		return fmt.Errorf("all %d topic ids are used, they are not given twice: %w", MaxTopicID, protocol.CodeQuotaExceeded)
+	case s.partitions+pendingPartitions+int(partitions) > MaxPartitions:
+		return fmt.Errorf("the broker has %d partitions and holds at most %d: use fewer or delete topics: %w", s.partitions+pendingPartitions, MaxPartitions, protocol.CodeQuotaExceeded)
+	}
+	return nil
+}
+
+// CheckSameTopic checks what a DECLARE of an existing topic asks for: partitions 0 and settings nil ask for nothing. The
+// error wraps protocol.CodeTopicExistsMismatch.
+func (t *Topic) CheckSameTopic(partitions uint16, settings *TopicSettings) error {
+	if partitions != 0 && partitions != t.Partitions {
+		return fmt.Errorf("topic %q has %d partitions, not %d: the count is fixed, declare it with %d or 0: %w", t.Name, t.Partitions, partitions, t.Partitions, protocol.CodeTopicExistsMismatch)
+	}
+	if settings != nil && settings.EffectiveDurability() != t.Settings.EffectiveDurability() {
+		return fmt.Errorf("topic %q has durability %v, not %v: declare it without settings: %w", t.Name, t.Settings.EffectiveDurability(), settings.EffectiveDurability(), protocol.CodeTopicExistsMismatch)
+	}
+	return nil
+}
+
+// CheckCreateGroup checks, before a group is proposed, that it may be created; pending counts groups that are proposed
+// but not applied yet. The error wraps the code to answer with.
+func (s *State) CheckCreateGroup(name string, topic uint16, pending int) error {
+	if s.topics[topic] == nil {
+		return fmt.Errorf("topic %d does not exist: create it first (mortarmq topics create NAME): %w", topic, protocol.CodeUnknownTopic)
+	}
+	if err := protocol.ValidateGroup([]byte(name)); err != nil {
+		return err
+	}
+	if s.groupNames[groupKey{name, topic}] != nil {
+		return fmt.Errorf("group %q exists on topic %d: %w", name, topic, protocol.CodeGroupExistsMismatch)
+	}
+	if int(s.lastGroup)+pending >= MaxGroupID {
+		return fmt.Errorf("all %d group ids are used, they are not given twice: %w", MaxGroupID, protocol.CodeQuotaExceeded)
+	}
+	return nil
+}
+
+// CheckSameGroup checks the settings that a client names for a group that exists; nil names none. The error wraps
+// protocol.CodeGroupExistsMismatch.
+func (g *Group) CheckSameGroup(settings *GroupSettings) error {
+	if settings != nil && *settings != g.Settings {
+		return fmt.Errorf("group %q has the settings %s: subscribe without settings, or with these: %w", g.Name, g.Settings.AppendJSON(nil), protocol.CodeGroupExistsMismatch)
+	}
+	return nil
+}
