@@ -7,7 +7,9 @@ import (
 	"testing"
 )
 
-var testBackends = map[string]Backend{"pread": Pread}
+var testBackends = map[string]func(*Options){
+	"pread": func(o *Options) { o.Backend = Pread },
+}
 
 func TestNew_WithoutTheTagFallsBackAndTellsHow(t *testing.T) {
 	withRing(t, Options{}, func(r *Ring) {

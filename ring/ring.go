@@ -65,6 +65,9 @@ type Options struct {
 	Workers int
 	// Logger gets one line where io_uring can't be used, one where O_DIRECT is refused. nil discards them.
 	Logger *slog.Logger
+
+	// setupFlags replaces the choices of io_uring set-up flags, for tests of those that this kernel would not take.
+	setupFlags []uint32
 }
 
 func (o *Options) normalize() {
@@ -134,7 +137,7 @@ func New(opts Options) (*Ring, error) {
 	r.files = newWorkers(fileWorkers, r.runFile)
 	switch opts.Backend {
 	case Auto, Uring:
-		b, err := newUring(opts.Entries, r)
+		b, err := newUring(&opts, r)
 		if err == nil {
 			r.b = b
 			return r, nil
@@ -304,7 +307,10 @@ func (r *Ring) reap() int {
 	r.driving = true
 	failed := r.failed
 	r.failed = opList{}
-	n := r.completeAll(failed) + r.completeAll(r.fin.take()) + r.b.reap()
+	n := r.completeAll(failed) + r.completeAll(r.fin.take())
+	if !r.closed { // later there is no ring to look at
+		n += r.b.reap()
+	}
 	r.driving = false
 	return n
 }

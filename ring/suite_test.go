@@ -16,10 +16,10 @@ import (
 // eachBackend runs test as the owner of a ring of every backend this build has.
 func eachBackend(t *testing.T, opts Options, test func(t *testing.T, r *Ring)) {
 	t.Helper()
-	for name, b := range testBackends {
+	for name, choose := range testBackends {
 		t.Run(name, func(t *testing.T) {
 			opts := opts
-			opts.Backend = b
+			choose(&opts)
 			withRing(t, opts, func(r *Ring) { test(t, r) })
 		})
 	}
@@ -449,11 +449,13 @@ func TestRing_WakeAmidOperations(t *testing.T) {
 }
 
 func TestRing_CloseWaitsForOperations(t *testing.T) {
-	for name, b := range testBackends {
+	for name, choose := range testBackends {
 		t.Run(name, func(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			r, err := New(Options{Backend: b, Entries: 8})
+			opts := Options{Entries: 8}
+			choose(&opts)
+			r, err := New(opts)
 			if err != nil {
 				t.Fatal(err)
 			}
