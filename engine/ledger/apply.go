@@ -1,0 +1,181 @@
+package ledger
+
+import (
+	"errors"
+	"time"
+)
+
+// What a record can get wrong about the history before it.
+var (
+	errNoStart   = errors.New("its START is missing")
+	errGap       = errors.New("it skips messages that were never delivered or dropped")
+	errUnknown   = errors.New("the message was never delivered")
+	errTooMany   = errors.New("more open messages than the ledger allows")
+	errNoFailure = errors.New("the message has no failed attempt")
+)
+
+func (c *Cursor) applyStart(floor Sequence, fx *Effects) {
+	c.win.reset()
+	c.retry = c.retry[:0]
+	c.counts = [burying + 1]int32{}
+	c.skip = 0
+	c.lease = never
+	c.book.timers.set(c, never)
+	c.start, c.next = floor, floor+1
+	c.last = max(c.last, floor)
+	c.acked, c.dropped = 0, 0
+	c.begun = true
+	if c.book.live && c.moves > 0 {
+		c.moves--
+	}
+	if c.Recorded() {
+		fx.ready(c)
+	}
+}
+
+// applyDeliver opens what is not known yet as delivered: nothing on the leader, which has taken it long since.
+func (c *Cursor) applyDeliver(first Sequence, count uint32) error {
+	last := first + Sequence(count) - 1
+	if last < c.next {
+		return nil
+	}
+	if first > c.next {
+		return errGap
+	}
+	if uint64(c.win.live)+uint64(last-c.next) >= maxOpen {
+		return errTooMany
+	}
+	for ; c.next <= last; c.next++ {
+		c.win.push(entry{seq: c.next, state: waiting})
+		c.counts[waiting]++
+		if c.book.live {
+			c.retry.push(retry{0, c.next})
+		}
+	}
+	return nil
+}
+
+// applyDone ends the messages of a run of an ACK or DROP.
+func (c *Cursor) applyDone(it *Item, i int) error {
+	first, count := it.Run(i)
+	last := first + Sequence(count) - 1
+	if last >= c.next && (it.Kind == KindAck || first > c.next) {
+		return errUnknown
+	}
+	n := uint64(0)
+	pos, _ := c.win.find(first)
+	for ; pos != c.win.tail; pos++ {
+		e := c.win.at(pos)
+		if e.seq > last {
+			break
+		}
+		if e.state != done {
+			c.finish(e)
+			n++
+		}
+	}
+	if last >= c.next {
+		n += uint64(last - c.next + 1)
+		c.next = last + 1
+		c.last = max(c.last, last)
+		if c.skip != 0 && c.next >= c.skip {
+			c.skip = 0
+		}
+	}
+	if it.Kind == KindAck {
+		c.acked += n
+	} else {
+		c.dropped += n
+	}
+	return nil
+}
+
+// applyFailure counts a failed attempt and lets the message wait for its retry.
+func (c *Cursor) applyFailure(f Failure, now time.Duration, fx *Effects) error {
+	if f.Sequence >= c.next {
+		return errUnknown
+	}
+	e := c.win.get(f.Sequence)
+	if e == nil || f.Failures < e.failures || f.Failures == e.failures && e.state != failing {
+		return nil // done, or folded before: a snapshot may be ahead of the record
+	}
+	e.failures, e.reason, e.delayMs = f.Failures, f.Reason, f.DelayMs
+	if !c.book.live {
+		c.set(e, waiting)
+		e.at = time.Duration(f.DueMs)
+		return nil
+	}
+	if e.state != failing {
+		e.at = roundUp(now + time.Duration(f.DelayMs)*time.Millisecond)
+	}
+	c.await(e, now, fx)
+	return nil
+}
+
+// await puts a failed message into the retry heap, or reports it as exhausted.
+func (c *Cursor) await(e *entry, now time.Duration, fx *Effects) {
+	if c.spent(e) {
+		c.set(e, exhausted)
+		fx.Exhausted = append(fx.Exhausted, Exhausted{c, e.seq, int(e.failures), e.reason})
+		return
+	}
+	c.set(e, waiting)
+	c.retry.push(retry{e.at, e.seq})
+	if e.at <= now {
+		fx.ready(c)
+	}
+}
+
+func (c *Cursor) applyExhausted(seq, letters Sequence, fx *Effects) error {
+	if seq >= c.next {
+		return errUnknown
+	}
+	e := c.win.get(seq)
+	if e == nil {
+		return nil
+	}
+	if e.failures == 0 {
+		return errNoFailure
+	}
+	c.set(e, parked)
+	e.delivery = DeliveryID(letters)
+	if c.book.live {
+		fx.Parked = append(fx.Parked, Parked{c, seq, letters})
+	}
+	return nil
+}
+
+func (c *Cursor) rearmLive(now time.Duration) {
+	if c.book.live {
+		c.rearm(now)
+	}
+}
+
+// restore turns recorded wall-clock times into monotonic ones.
+func (c *Cursor) restore(now time.Duration, wallMs uint64, fx *Effects) {
+	c.retry = c.retry[:0]
+	for p := c.win.head; p != c.win.tail; p++ {
+		e := c.win.at(p)
+		switch e.state {
+		case waiting:
+			remaining := min(max(int64(e.at)-int64(wallMs), 0), int64(e.delayMs))
+			e.at = 0
+			if remaining > 0 {
+				e.at = roundUp(now + time.Duration(remaining)*time.Millisecond)
+			}
+			if e.failures > 0 && c.spent(e) {
+				c.set(e, exhausted)
+				fx.Exhausted = append(fx.Exhausted, Exhausted{c, e.seq, int(e.failures), e.reason})
+				continue
+			}
+			c.retry.push(retry{e.at, e.seq})
+		case parked:
+			fx.Parked = append(fx.Parked, Parked{c, e.seq, Sequence(e.delivery)})
+		case done, leased, acking, failing, dropping, exhausted, parking, burying: // only a live book has them
+		}
+	}
+	if len(c.retry) > 0 && c.retry[0].at <= now {
+		fx.ready(c)
+	}
+	c.rearm(now)
+}

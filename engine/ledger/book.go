@@ -1,0 +1,202 @@
+package ledger
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Book holds the cursors of the partitions of one journal.
+type Book struct {
+	cursors map[Key]*Cursor
+	sorted  []*Cursor // by key: what is walked is walked in this order
+	source  Source
+	live    bool // Restore has run: deadlines are monotonic times
+	timers  timers
+	dirty   []*queue // with events for the next record, in the order in which they became so
+	spare   []*queue
+	def     Options
+}
+
+// NewBook makes an empty book, to be filled by Load and Apply and brought to life by Restore.
+func NewBook(source Source) *Book {
+	return &Book{cursors: make(map[Key]*Cursor), source: source, def: DefaultOptions()}
+}
+
+// Cursor returns the cursor of k, nil if there is none.
+func (b *Book) Cursor(k Key) *Cursor { return b.cursors[k] }
+
+// Cursors returns all cursors in the order of their keys. The slice is the book's own: borrowed, until the next change.
+func (b *Book) Cursors() []*Cursor { return b.sorted }
+
+// Open makes the cursor of k, which must not exist, with the group starting after floor; its START is queued. opts is kept.
+func (b *Book) Open(k Key, opts *Options, floor Sequence) *Cursor {
+	c := b.insert(k)
+	c.opts = opts
+	c.start, c.next, c.last = floor, floor+1, floor
+	c.Seek(floor)
+	return c
+}
+
+// Configure gives a cursor that recovery made its group's options, which are kept. Call it before Restore.
+func (c *Cursor) Configure(opts *Options) { c.opts = opts }
+
+// Forget queues the end of a cursor: its group or topic is deleted. Nothing is delivered from it any more.
+func (b *Book) Forget(c *Cursor) {
+	c.moves++
+	q := c.events()
+	seek, floor := q.seek && !c.begun, q.floor // a FORGET needs a START before it
+	q.reset()
+	q.seek, q.floor, q.forget = seek, floor, true
+}
+
+func (b *Book) insert(k Key) *Cursor {
+	at, exists := slices.BinarySearchFunc(b.sorted, k, func(c *Cursor, k Key) int { return c.key.Compare(k) })
+	if exists {
+		panic("ledger: a second cursor for " + k.String()) // a bug of the host: it asks Cursor first
+	}
+	c := &Cursor{key: k, book: b, opts: &b.def, next: 1, lease: never, wake: never}
+	b.cursors[k] = c
+	b.sorted = slices.Insert(b.sorted, at, c)
+	return c
+}
+
+func (b *Book) remove(c *Cursor) {
+	b.timers.set(c, never)
+	if c.queue != nil {
+		c.queue.reset() // AppendRecord takes it from the list
+	}
+	delete(b.cursors, c.key)
+	if at, ok := slices.BinarySearchFunc(b.sorted, c.key, func(c *Cursor, k Key) int { return c.key.Compare(k) }); ok {
+		b.sorted = slices.Delete(b.sorted, at, at+1)
+	}
+}
+
+func (b *Book) takeQueue(c *Cursor) *queue {
+	var q *queue
+	if n := len(b.spare); n > 0 {
+		q, b.spare = b.spare[n-1], b.spare[:n-1]
+	} else {
+		q = new(queue)
+	}
+	q.cursor = c
+	b.dirty = append(b.dirty, q)
+	return q
+}
+
+// Pending tells whether events are queued that no record has taken yet.
+func (b *Book) Pending() bool { return len(b.dirty) > 0 }
+
+// AppendRecord appends to dst one record with as many of the queued events as fit into MaxRecord bytes; it appends nothing
+// if there are none. The host proposes it, and hands it to Apply when it has committed. Call it until Pending is false.
+func (b *Book) AppendRecord(dst []byte, wallMs uint64) []byte {
+	w := writer{buf: append(dst, RecordVersion), limit: len(dst) + MaxRecord, wallMs: wallMs}
+	taken := 0
+	for _, q := range b.dirty {
+		if !w.take(q) {
+			break
+		}
+		taken++
+		q.cursor.queue, q.cursor = nil, nil
+		q.reset()
+		b.spare = append(b.spare, q)
+	}
+	b.dirty = shift(b.dirty, taken)
+	if len(w.buf) == len(dst)+1 {
+		return dst
+	}
+	return w.buf
+}
+
+// Apply folds a committed record. While the book is being recovered, before Restore, now is ignored and there are no
+// effects. An error means that the record can't be the ledger's; none of it was applied unless the error is about its
+// place in the history (an ACK of what was never delivered, a cursor without a START).
+func (b *Book) Apply(value []byte, now time.Duration, fx *Effects) error {
+	var it Item
+	d := NewDecoder(value)
+	for d.Next(&it) {
+	}
+	if d.Err() != nil {
+		return d.Err()
+	}
+	d = NewDecoder(value)
+	for d.Next(&it) {
+		if err := b.apply(&it, now, fx); err != nil {
+			return fmt.Errorf("%w: %s item of %s: %s", ErrRecord, it.Kind, it.Key, err)
+		}
+	}
+	return nil
+}
+
+func (b *Book) apply(it *Item, now time.Duration, fx *Effects) error {
+	c := b.cursors[it.Key]
+	if it.Kind == KindStart {
+		if c == nil {
+			c = b.insert(it.Key)
+		}
+		c.applyStart(it.Floor, fx)
+		return nil
+	}
+	if c == nil {
+		return errNoStart
+	}
+	open := c.win.live
+	switch it.Kind {
+	case KindDeliver:
+		for i := range it.Len {
+			if err := c.applyDeliver(it.Run(i)); err != nil {
+				return err
+			}
+		}
+	case KindAck, KindDrop:
+		for i := range it.Len {
+			if err := c.applyDone(it, i); err != nil {
+				return err
+			}
+		}
+		c.win.trim()
+		if it.Kind == KindDrop || c.opts.Ordered || open >= c.opts.MaxOpen && c.win.live < c.opts.MaxOpen {
+			fx.ready(c)
+		}
+	case KindFail:
+		for i := range it.Len {
+			if err := c.applyFailure(it.Failure(i), now, fx); err != nil {
+				return err
+			}
+		}
+		c.rearmLive(now)
+	case KindExhausted:
+		return c.applyExhausted(it.Seq, it.Letters, fx)
+	case KindForget:
+		b.remove(c)
+		fx.Forgotten = append(fx.Forgotten, it.Key)
+	case KindStart: // above
+	}
+	return nil
+}
+
+// Tick ends the leases that have run out and finds the retries that are due. It returns the time of the next deadline, or
+// a negative one if there is none.
+func (b *Book) Tick(now time.Duration, fx *Effects) time.Duration {
+	for len(b.timers) > 0 && b.timers[0].wake <= now {
+		c := b.timers[0]
+		c.expire(now)
+		if len(c.retry) > 0 && c.retry[0].at <= now {
+			fx.ready(c)
+		}
+		c.rearm(now)
+	}
+	if len(b.timers) == 0 {
+		return -1
+	}
+	return b.timers[0].wake
+}
+
+// Restore ends recovery: deliveries that were in flight are available again, retries wait for what remains of their
+// recorded delay, by the wall clock but at least 0 and at most the whole delay. Exhausted and parked messages are reported.
+func (b *Book) Restore(now time.Duration, wallMs uint64, fx *Effects) {
+	for _, c := range b.sorted {
+		c.restore(now, wallMs, fx)
+	}
+	b.live = true
+}
