@@ -13,8 +13,9 @@ var ErrClosed = errors.New("ring is closed")
 // that errors.Is with fs.ErrNotExist, fs.ErrExist or unix.ENOSPC works.
 type OpError struct {
 	Kind Kind
-	// Path is the file's path for file-system operations, else empty.
-	Path string
+	// Path is the file's path for file-system operations, else empty; Path2 the new one of a Rename.
+	Path  string
+	Path2 string
 	// FD is the file for operations without a path.
 	FD int
 	// Off and Len are the range in bytes, for operations that have one.
@@ -29,6 +30,9 @@ func (e *OpError) Error() string {
 	if e.Path != "" {
 		subject = e.Path
 	}
+	if e.Path2 != "" {
+		subject += " to " + e.Path2
+	}
 	if e.Kind.ranged() {
 		return fmt.Sprintf("%v %s, %d bytes at offset %d: %v", e.Kind, subject, e.Len, e.Off, e.Err)
 	}
@@ -40,7 +44,7 @@ func (e *OpError) Unwrap() error { return e.Err }
 
 // opError describes the failure of op. The cause is never nil.
 func opError(op *Op, cause error) error {
-	e := &OpError{Kind: op.Kind, Path: op.Path, FD: op.FD, Off: op.Off, Len: int64(len(op.Buf)), Err: cause}
+	e := &OpError{Kind: op.Kind, Path: op.Path, Path2: op.Path2, FD: op.FD, Off: op.Off, Len: int64(len(op.Buf)), Err: cause}
 	if op.Kind == Allocate {
 		e.Len = op.Size
 	}

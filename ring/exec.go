@@ -137,41 +137,58 @@ func fileOp(op *Op, refused func(path string)) {
 	}
 }
 
-// open opens a file. O_DIRECT is switched on afterwards: an open that is refused because of it may already have created
-// the file, which would make an exclusive second attempt fail.
+// open opens a file. A file for direct I/O is opened twice: an open that is refused because of O_DIRECT may already have
+// created the file, which would make an exclusive second attempt fail. Setting the flag afterwards would do with one, but
+// then an overlay refuses the reads and writes instead.
 func open(path string, flags OpenFlags, refused func(string)) (fd int, direct bool, err error) {
 	mode := unix.O_CLOEXEC | unix.O_RDWR
 	if flags&ReadOnly != 0 {
 		mode = unix.O_CLOEXEC | unix.O_RDONLY
 	}
+	create := 0
 	if flags&Create != 0 {
-		mode |= unix.O_CREAT
+		create = unix.O_CREAT
 		if flags&Exclusive != 0 {
-			mode |= unix.O_EXCL
+			create |= unix.O_EXCL
 		}
 	}
-	err = repeat(func() error {
-		fd, err = unix.Open(path, mode, fileMode)
-		return err
-	})
-	if err != nil {
-		return -1, false, err
+	fd, err = openRepeat(path, mode|create)
+	if err != nil || flags&Direct == 0 {
+		return fd, false, err
 	}
-	if flags&Direct == 0 {
+	if !directAligned(fd) {
+		refused(path)
 		return fd, false, nil
 	}
-	status, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
-	if err == nil {
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, status|unix.O_DIRECT)
-	}
+	directFD, err := openRepeat(path, mode|unix.O_DIRECT)
 	switch {
 	case err == nil:
-		return fd, true, nil
+		return directFD, true, unix.Close(fd)
 	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP):
 		refused(path)
 		return fd, false, nil
 	}
 	return -1, false, errors.Join(err, unix.Close(fd))
+}
+
+func openRepeat(path string, mode int) (fd int, err error) {
+	err = repeat(func() error {
+		fd, err = unix.Open(path, mode, fileMode)
+		return err
+	})
+	return fd, err
+}
+
+// directAligned tells whether BlockSize is enough alignment for direct I/O on fd: false where the kernel says it isn't,
+// true where it (before Linux 6.1) or the file system doesn't say.
+func directAligned(fd int) bool {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
+	if err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+		return true
+	}
+	fits := func(align uint32) bool { return align != 0 && BlockSize%align == 0 }
+	return fits(st.Dio_mem_align) && fits(st.Dio_offset_align)
 }
 
 func remove(path string) error {

@@ -81,7 +81,7 @@ type Op struct {
 
 	// N is the number of bytes read or written.
 	N int
-	// Err is nil or a *PathError-like error that wraps the errno.
+	// Err is nil or an *OpError, which unwraps to the errno.
 	Err error
 	// Direct tells after Open whether O_DIRECT is in force.
 	Direct bool

@@ -188,7 +188,7 @@ func TestRing_ErrorsNameOperationAndCause(t *testing.T) {
 			"open, missing":        {Op{Kind: Open, Path: missing}, fs.ErrNotExist, missing},
 			"open, exclusive":      {Op{Kind: Open, Path: existing, Flags: Create | Exclusive}, fs.ErrExist, existing},
 			"remove, missing":      {Op{Kind: Remove, Path: missing}, fs.ErrNotExist, missing},
-			"rename, missing":      {Op{Kind: Rename, Path: missing, Path2: existing}, fs.ErrNotExist, missing},
+			"rename, missing":      {Op{Kind: Rename, Path: missing, Path2: existing}, fs.ErrNotExist, missing + " to " + existing},
 			"stat, missing":        {Op{Kind: Stat, Path: missing}, fs.ErrNotExist, missing},
 			"read-dir, missing":    {Op{Kind: ReadDir, Path: missing}, fs.ErrNotExist, missing},
 			"sync-dir, missing":    {Op{Kind: SyncDir, Path: missing}, fs.ErrNotExist, missing},
@@ -251,6 +251,47 @@ func TestRing_OpenWithoutDirectWhereRefused(t *testing.T) {
 			t.Error("procfs claims direct I/O")
 		}
 		must(t, r, &Op{Kind: Close, FD: op.FD})
+	})
+}
+
+func TestRing_DirectOnTmpfsWorksEitherWay(t *testing.T) {
+	dir, err := os.MkdirTemp("/dev/shm", "ring")
+	if err != nil {
+		t.Skip("no tmpfs to write to: ", err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
+		p := testPool(t)
+		s := slab(t, p, BlockSize)
+		defer s.Release()
+		path := filepath.Join(dir, "f")
+		op := must(t, r, &Op{Kind: Open, Path: path, Flags: Create | Exclusive | Direct})
+		must(t, r, &Op{Kind: WriteSync, FD: op.FD, Buf: fill(s.Bytes(), 3)})
+		clear(s.Bytes())
+		must(t, r, &Op{Kind: Read, FD: op.FD, Buf: s.Bytes()})
+		if !bytes.Equal(s.Bytes(), fill(make([]byte, BlockSize), 3)) {
+			t.Error("read other than written")
+		}
+		must(t, r, &Op{Kind: Close, FD: op.FD})
+		must(t, r, &Op{Kind: Remove, Path: path})
+	})
+}
+
+func TestRing_OpenLeavesNoDescriptorBehind(t *testing.T) {
+	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
+		open := func() int { return len(must(t, r, &Op{Kind: ReadDir, Path: "/proc/self/fd"}).Names) }
+		dir := t.TempDir()
+		before := open()
+		for range 10 {
+			op := must(t, r, &Op{Kind: Open, Path: filepath.Join(dir, "f"), Flags: Create | Direct})
+			must(t, r, &Op{Kind: Close, FD: op.FD})
+			op = must(t, r, &Op{Kind: Open, Path: "/proc/self/status", Flags: ReadOnly | Direct})
+			must(t, r, &Op{Kind: Close, FD: op.FD})
+			do(t, r, &Op{Kind: Open, Path: dir, Flags: Direct})
+		}
+		if after := open(); after != before {
+			t.Errorf("%d descriptors before, %d after", before, after)
+		}
 	})
 }
 
