@@ -66,8 +66,7 @@ type Options struct {
 	// Logger gets one line where io_uring can't be used, one where O_DIRECT is refused. nil discards them.
 	Logger *slog.Logger
 
-	// setupFlags replaces the choices of io_uring set-up flags, for tests of those that this kernel would not take.
-	setupFlags []uint32
+	uringOptions
 }
 
 func (o *Options) normalize() {

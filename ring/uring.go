@@ -28,6 +28,12 @@ const (
 	busyPause = 100 * time.Microsecond
 )
 
+// uringOptions are for this package's tests.
+type uringOptions struct {
+	// setupFlags replaces the choices of set-up flags by those that another kernel would get.
+	setupFlags []uint32
+}
+
 // slot is an operation that the kernel has, or the place for one. gen counts its uses: a completion that carries
 // another generation belongs to none.
 type slot struct {
