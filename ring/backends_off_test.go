@@ -7,9 +7,7 @@ import (
 	"testing"
 )
 
-var testBackends = map[string]func(*Options){
-	"pread": func(o *Options) { o.Backend = Pread },
-}
+var testBackends = map[string]func(Options) (*Ring, error){"pread": newTestPread}
 
 func TestNew_WithoutTheTagFallsBackAndTellsHow(t *testing.T) {
 	withRing(t, Options{}, func(r *Ring) {

@@ -12,14 +12,12 @@ import (
 // BenchmarkRing_WriteSync writes 4 KiB durably to a zeroed file, with a number of operations in flight; one iteration is
 // one operation.
 func BenchmarkRing_WriteSync(b *testing.B) {
-	for name, choose := range testBackends {
+	for name, open := range testBackends {
 		for _, depth := range []int{1, 4, 16, 64} {
 			b.Run(fmt.Sprintf("%s/depth=%d", name, depth), func(b *testing.B) {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				opts := Options{Workers: depth}
-				choose(&opts)
-				r, err := New(opts)
+				r, err := open(Options{Workers: depth})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -65,8 +65,6 @@ type Options struct {
 	Workers int
 	// Logger gets one line where io_uring can't be used, one where O_DIRECT is refused. nil discards them.
 	Logger *slog.Logger
-
-	uringOptions
 }
 
 func (o *Options) normalize() {
@@ -130,13 +128,16 @@ type Ring struct {
 
 // New prepares a ring. Where opts.Backend is Uring and io_uring can't be used the error tells what to change; with Auto
 // that text is the ring's Reason.
-func New(opts Options) (*Ring, error) {
+func New(opts Options) (*Ring, error) { return newRing(opts, newUring) }
+
+// newRing is New with a choice of how the io_uring backend is made.
+func newRing(opts Options, makeUring func(entries int, r *Ring) (backend, error)) (*Ring, error) {
 	opts.normalize()
 	r := &Ring{log: opts.Logger}
 	r.files = newWorkers(fileWorkers, r.runFile)
 	switch opts.Backend {
 	case Auto, Uring:
-		b, err := newUring(&opts, r)
+		b, err := makeUring(opts.Entries, r)
 		if err == nil {
 			r.b = b
 			return r, nil

@@ -14,6 +14,11 @@ func setGCPercent(percent int) (restore func()) {
 	return func() { debug.SetGCPercent(old) }
 }
 
+func newTestPread(opts Options) (*Ring, error) {
+	opts.Backend = Pread
+	return New(opts)
+}
+
 func TestNew_PreadTellsItWasAskedFor(t *testing.T) {
 	withRing(t, Options{Backend: Pread}, func(r *Ring) {
 		if r.Backend() != "pread" || !strings.Contains(r.Reason(), "asked for") {

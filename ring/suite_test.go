@@ -16,21 +16,25 @@ import (
 // eachBackend runs test as the owner of a ring of every backend this build has.
 func eachBackend(t *testing.T, opts Options, test func(t *testing.T, r *Ring)) {
 	t.Helper()
-	for name, choose := range testBackends {
+	for name, open := range testBackends {
 		t.Run(name, func(t *testing.T) {
-			opts := opts
-			choose(&opts)
-			withRing(t, opts, func(r *Ring) { test(t, r) })
+			own(t, func() (*Ring, error) { return open(opts) }, func(r *Ring) { test(t, r) })
 		})
 	}
 }
 
-// withRing runs test as the owner of a ring and closes it.
+// withRing runs test as the owner of the ring that New makes of opts.
 func withRing(t *testing.T, opts Options, test func(r *Ring)) {
+	t.Helper()
+	own(t, func() (*Ring, error) { return New(opts) }, test)
+}
+
+// own runs test as the owner of a new ring and closes it.
+func own(t *testing.T, open func() (*Ring, error), test func(r *Ring)) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	r, err := New(opts)
+	r, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -490,13 +494,11 @@ func TestRing_WakeAmidOperations(t *testing.T) {
 }
 
 func TestRing_CloseWaitsForOperations(t *testing.T) {
-	for name, choose := range testBackends {
+	for name, open := range testBackends {
 		t.Run(name, func(t *testing.T) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			opts := Options{Entries: 8}
-			choose(&opts)
-			r, err := New(opts)
+			r, err := open(Options{Entries: 8})
 			if err != nil {
 				t.Fatal(err)
 			}

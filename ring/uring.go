@@ -28,12 +28,6 @@ const (
 	busyPause = 100 * time.Microsecond
 )
 
-// uringOptions are for this package's tests.
-type uringOptions struct {
-	// setupFlags replaces the choices of set-up flags by those that another kernel would get.
-	setupFlags []uint32
-}
-
 // slot is an operation that the kernel has, or the place for one. gen counts its uses: a completion that carries
 // another generation belongs to none.
 type slot struct {
@@ -71,12 +65,12 @@ type uringBackend struct {
 	timeout syscall.Timespec
 }
 
-func newUring(opts *Options, r *Ring) (backend, error) {
-	choices := opts.setupFlags
-	if choices == nil {
-		choices = setupChoices[:]
-	}
-	entries := opts.Entries
+func newUring(entries int, r *Ring) (backend, error) {
+	return newUringWith(entries, r, setupChoices[:])
+}
+
+// newUringWith is newUring with the set-up flags to try.
+func newUringWith(entries int, r *Ring, choices []uint32) (backend, error) {
 	ring, flags, err := setup(entries, choices)
 	if err != nil {
 		return nil, err

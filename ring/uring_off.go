@@ -6,6 +6,4 @@ import "errors"
 
 var errNotBuilt = errors.New("this program was built without the uring tag (build with -tags=uring -ldflags=-checklinkname=0)")
 
-type uringOptions struct{}
-
-func newUring(*Options, *Ring) (backend, error) { return nil, errNotBuilt }
+func newUring(int, *Ring) (backend, error) { return nil, errNotBuilt }

@@ -18,13 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Every set of flags that some kernel would get.
-var testBackends = map[string]func(*Options){
-	"pread":        func(o *Options) { o.Backend = Pread },
-	"io_uring":     func(o *Options) { o.Backend = Uring },
-	"single, coop": func(o *Options) { o.Backend, o.setupFlags = Uring, setupChoices[1:2] },
-	"coop":         func(o *Options) { o.Backend, o.setupFlags = Uring, setupChoices[2:3] },
-	"plain":        func(o *Options) { o.Backend, o.setupFlags = Uring, setupChoices[3:] },
+// testBackends has an io_uring backend for every set of flags that some kernel would get.
+var testBackends = map[string]func(Options) (*Ring, error){
+	"pread":        newTestPread,
+	"io_uring":     newTestUring(setupChoices[:]),
+	"single, coop": newTestUring(setupChoices[1:2]),
+	"coop":         newTestUring(setupChoices[2:3]),
+	"plain":        newTestUring(setupChoices[3:]),
+}
+
+func newTestUring(choices []uint32) func(Options) (*Ring, error) {
+	return func(opts Options) (*Ring, error) {
+		opts.Backend = Uring
+		return newRing(opts, func(entries int, r *Ring) (backend, error) { return newUringWith(entries, r, choices) })
+	}
 }
 
 func TestUring_IsTakenWhereItWorks(t *testing.T) {
