@@ -154,6 +154,9 @@ type Journal struct {
 	freeBytes  int64
 	capacity   int64
 
+	// lastFile is the highest number that a file has.
+	lastFile uint32
+
 	mark markWriter
 	grow grower
 }
@@ -209,7 +212,7 @@ func (j *Journal) CanSeal() bool {
 }
 
 // Idle tells that no operation of the journal is at the disk.
-func (j *Journal) Idle() bool { return len(j.flight) == 0 && !j.mark.busy && !j.grow.busy }
+func (j *Journal) Idle() bool { return len(j.flight) == 0 && !j.mark.busy && !j.grow.busy() }
 
 // Usage returns the bytes that rounds occupy and the bytes that the journal's prepared files hold together. Files that
 // are trimmed count as free; the file that is being written is used as far as it is written.

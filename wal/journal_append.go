@@ -43,7 +43,7 @@ func (j *Journal) Append(s StreamID, rec *Record) error {
 
 // appendFirst opens a round with a record that makes it size bytes long.
 func (j *Journal) appendFirst(s StreamID, rec *Record, size int) error {
-	if size > maxRoundLen || int64(blockAlign(size)) > j.opts.FileBytes-fileHeaderLen {
+	if size > maxRoundLen || int64(blockAlign(size)) > j.largestFile()-fileHeaderLen {
 		return ErrRecordTooLarge
 	}
 	if err := j.room(s.Kind, size); err != nil {
@@ -64,13 +64,38 @@ func (j *Journal) room(kind StreamKind, size int) error {
 	left := j.freeBytes
 	if here := j.cur.size - j.curOff; padded <= here {
 		left += here
-	} else if len(j.free) == 0 || padded > j.free[0].payload() {
+	} else if j.freeFor(padded) < 0 {
 		return ErrJournalFull
 	}
 	if kind == Messages && left-padded < j.capacity/reserveDivisor {
 		return ErrJournalFull
 	}
 	return nil
+}
+
+// freeFor returns the index of the first free file that holds a round of padded bytes, or -1. Files differ in size only
+// where the configuration has changed.
+func (j *Journal) freeFor(padded int64) int {
+	for i, f := range j.free {
+		if padded <= f.payload() {
+			return i
+		}
+	}
+	return -1
+}
+
+// largestFile returns the size in bytes of the largest file that the journal has or would make.
+func (j *Journal) largestFile() int64 {
+	size := j.cur.size
+	for _, files := range [...][]*journalFile{j.full, j.free} {
+		for _, f := range files {
+			size = max(size, f.size)
+		}
+	}
+	if len(j.full)+1+len(j.free) < j.opts.MaxFiles {
+		size = max(size, j.opts.FileBytes)
+	}
+	return size
 }
 
 // newRound opens a round with memory for at least size bytes, nil where the pool has none.
@@ -164,7 +189,7 @@ func (j *Journal) Seal() RoundNumber {
 func (j *Journal) submit(r *Round, start bool) {
 	padded := int64(blockAlign(r.size))
 	if padded > j.cur.size-j.curOff {
-		j.rotate()
+		j.rotate(padded)
 	}
 	r.seal(roundSeal{
 		journal: j.opts.ID, number: j.next, epoch: j.epoch, start: start, nonce: j.nonce, prev: j.lastSum,
@@ -183,12 +208,13 @@ func (j *Journal) submit(r *Round, start bool) {
 	j.disk.Submit(&r.op)
 }
 
-// rotate goes on to the next free file.
-func (j *Journal) rotate() {
+// rotate goes on to the next free file that holds padded bytes.
+func (j *Journal) rotate(padded int64) {
+	i := j.freeFor(padded)
 	j.cur.last = j.next - 1
 	j.full = append(j.full, j.cur)
-	j.cur = j.free[0]
-	j.free = append(j.free[:0], j.free[1:]...)
+	j.cur = j.free[i]
+	j.free = append(j.free[:i], j.free[i+1:]...)
 	j.freeBytes -= j.cur.payload()
 	j.curOff = fileHeaderLen
 }

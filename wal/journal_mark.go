@@ -56,7 +56,6 @@ func (j *Journal) writeMark() {
 	m.busy = true
 	m.op.Kind, m.op.FD, m.op.Buf = ring.WriteSync, m.fd, b
 	m.op.Off = int64(m.pending.generation%markSlots) * markSlotLen
-	m.op.Done = j.markWritten
 	j.disk.Submit(&m.op)
 }
 

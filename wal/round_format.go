@@ -32,7 +32,7 @@ const (
 	offRoundReserved  = 52
 	offRoundFlushed   = 56
 	offRoundCommitted = 64
-	offRoundReserved2 = 72
+	offRoundHeadSum   = 72
 )
 
 // blockAlign rounds n up to whole blocks.
@@ -103,7 +103,7 @@ func (r *Round) seal(s roundSeal) {
 	binary.BigEndian.PutUint32(h[offRoundReserved:], 0)
 	binary.BigEndian.PutUint64(h[offRoundFlushed:], uint64(s.flushed))
 	binary.BigEndian.PutUint64(h[offRoundCommitted:], uint64(s.committed))
-	binary.BigEndian.PutUint64(h[offRoundReserved2:], 0)
+	binary.BigEndian.PutUint64(h[offRoundHeadSum:], roundHeadChecksum(h, s.key))
 	r.sum = roundChecksum(h, s.key)
 	binary.BigEndian.PutUint64(h[offRoundSum:], r.sum)
 }
@@ -114,6 +114,15 @@ func (r *Round) seal(s roundSeal) {
 func roundChecksum(b []byte, key uint64) uint64 {
 	binary.BigEndian.PutUint64(b[offRoundSum:], key)
 	return xxhash.Sum64(b)
+}
+
+// roundHeadChecksum computes the checksum of a round's header alone, with the file's key in the place of the round's
+// checksum. It lets a scan refuse what only looks like a header without reading the length that it claims.
+func roundHeadChecksum(b []byte, key uint64) uint64 {
+	var h [offRoundHeadSum]byte
+	copy(h[:], b)
+	binary.BigEndian.PutUint64(h[offRoundSum:], key)
+	return xxhash.Sum64(h[:])
 }
 
 func putEntry(b []byte, e *Entry) {
@@ -146,11 +155,14 @@ type roundHeader struct {
 	flushed, committed RoundNumber
 }
 
-// peekRoundHeader reads the header at the start of b, which has at least roundHeaderLen bytes, and checks what can be
-// checked without the payload.
-func peekRoundHeader(b []byte, journal int) (roundHeader, error) {
+// peekRoundHeader reads the header at the start of b, which has at least roundHeaderLen bytes and comes from a file with
+// this key, and checks everything but the payload.
+func peekRoundHeader(b []byte, journal int, key uint64) (roundHeader, error) {
 	if binary.BigEndian.Uint32(b[offRoundMarker:]) != roundMarker {
 		return roundHeader{}, errRoundMarker
+	}
+	if want, got := binary.BigEndian.Uint64(b[offRoundHeadSum:]), roundHeadChecksum(b, key); want != got {
+		return roundHeader{}, &checksumError{want, got}
 	}
 	h := roundHeader{
 		start:     b[offRoundType] == roundTypeStart,
@@ -170,7 +182,7 @@ func peekRoundHeader(b []byte, journal int) (roundHeader, error) {
 	case h.size < roundHeaderLen || h.size > maxRoundLen:
 		return h, errRoundLength
 	case b[offRoundType] != roundTypeData && !h.start, b[offRoundType+1] != 0,
-		binary.BigEndian.Uint32(b[offRoundReserved:]) != 0, binary.BigEndian.Uint64(b[offRoundReserved2:]) != 0,
+		binary.BigEndian.Uint32(b[offRoundReserved:]) != 0,
 		h.number == 0, h.epoch == 0, h.flushed >= h.number, h.committed >= h.number,
 		h.start && h.entries != 0, h.entries > (h.size-roundHeaderLen)/(entryHeaderLen+RecordHeaderLen):
 		return h, errRoundHeader

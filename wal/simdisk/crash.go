@@ -1,0 +1,265 @@
+package simdisk
+
+import (
+	"cmp"
+	"maps"
+	"math/rand/v2"
+	"path"
+	"slices"
+)
+
+// ItemKind tells what an Item is.
+type ItemKind uint8
+
+const (
+	// Sector is one sector of a file.
+	Sector ItemKind = iota + 1
+	// Size is the length of a file.
+	Size
+	// Name is one change of a directory.
+	Name
+)
+
+// Item is something that a power cut now may or may not keep.
+type Item struct {
+	Kind ItemKind
+	// Path is the file, or for a Name what changes.
+	Path string
+	// Offset is where the sector starts in its file.
+	Offset int64
+	// InFlight tells that the write of the sector has not completed.
+	InFlight bool
+}
+
+// Fate is what becomes of an Item.
+type Fate uint8
+
+const (
+	// Drop leaves what was durable before.
+	Drop Fate = iota
+	// Keep makes it as if it had been flushed.
+	Keep
+	// Torn, of a sector, keeps its first half only. Of anything else it is Keep.
+	Torn
+)
+
+// item is an Item with what it stands for.
+type item struct {
+	Item
+	node   *inode
+	sector int64
+	op     *dirOp
+}
+
+// items lists everything that isn't durable, in a fixed order: sectors and sizes by file and offset, then the names.
+func (d *Disk) items() []item {
+	paths := map[*inode]string{}
+	for p, n := range d.kept {
+		paths[n] = p
+	}
+	for i := range d.dirOps {
+		o := &d.dirOps[i]
+		paths[o.node] = o.path
+	}
+	for p, n := range d.names {
+		paths[n] = p
+	}
+	nodes := slices.SortedFunc(maps.Keys(paths), func(a, b *inode) int { return cmp.Compare(a.id, b.id) })
+	var list []item
+	for _, n := range nodes {
+		for _, s := range slices.Sorted(maps.Keys(n.dirty)) {
+			list = append(list, item{
+				Item: Item{Kind: Sector, Path: paths[n], Offset: s * int64(d.opts.SectorBytes), InFlight: n.dirty[s].inFlight > 0},
+				node: n, sector: s,
+			})
+		}
+		if n.size != n.durableSize {
+			list = append(list, item{Item: Item{Kind: Size, Path: paths[n]}, node: n})
+		}
+	}
+	for i := range d.dirOps {
+		o := &d.dirOps[i]
+		list = append(list, item{Item: Item{Kind: Name, Path: o.String()}, op: o})
+	}
+	return list
+}
+
+// Pending returns what a power cut now may or may not keep, in the order in which Crash asks.
+func (d *Disk) Pending() []Item {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var list []Item
+	for _, it := range d.items() {
+		list = append(list, it.Item)
+	}
+	return list
+}
+
+// Crash returns the disk that a power cut now leaves; this one goes on unharmed. pick is asked for each pending item by
+// its index; nil drops everything. The new disk has no open files, nothing in flight, no faults, holds or hooks.
+func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := d.items()
+	fates := make([]Fate, len(list))
+	for i := range list {
+		if pick != nil {
+			fates[i] = pick(i, list[i].Item)
+		}
+	}
+	c := New(d.opts)
+	c.inodes = d.inodes
+	copies := map[*inode]*inode{}
+	survivor := func(n *inode) *inode {
+		if copies[n] == nil {
+			k := newInode(n.id, n.dir)
+			k.durable, k.durableSize, k.reserved = maps.Clone(n.durable), n.durableSize, n.reserved
+			copies[n] = k
+		}
+		return copies[n]
+	}
+	for p, n := range d.kept {
+		c.kept[p] = survivor(n)
+	}
+	for i, it := range list {
+		if fates[i] == Drop {
+			continue
+		}
+		switch it.Kind {
+		case Sector:
+			data := sectorOf(it.node.pages, it.sector, d.opts.SectorBytes)
+			if fates[i] == Torn {
+				data = data[:len(data)/2]
+			}
+			k := survivor(it.node)
+			at := it.Offset
+			p := *pagesOf(k.durable, at/pageBytes)
+			copy(p[at%pageBytes:], data)
+			k.durable[at/pageBytes] = &p
+		case Size:
+			survivor(it.node).durableSize = it.node.size
+		case Name:
+			o := *it.op
+			o.node = survivor(o.node)
+			o.do(c.kept)
+		}
+	}
+	c.boot()
+	return c
+}
+
+// boot makes what is durable visible.
+func (d *Disk) boot() {
+	for {
+		orphans := 0
+		for p := range d.kept {
+			if dir := path.Dir(p); dir != "/" && dir != "." && (d.kept[dir] == nil || !d.kept[dir].dir) {
+				delete(d.kept, p)
+				orphans++
+			}
+		}
+		if orphans == 0 {
+			break
+		}
+	}
+	d.names = maps.Clone(d.kept)
+	for _, n := range d.kept {
+		n.links++
+		n.size = n.durableSize
+		for index, p := range n.durable {
+			if index*pageBytes >= n.size {
+				delete(n.durable, index)
+			} else if rest := n.size - index*pageBytes; rest < pageBytes {
+				cut := *p
+				clear(cut[rest:])
+				n.durable[index] = &cut
+			}
+		}
+		n.pages = maps.Clone(n.durable)
+		n.reserved = min(n.reserved, n.size)
+		n.blocks = (n.reserved + pageBytes - 1) / pageBytes
+		for index := range n.pages {
+			if index*pageBytes >= n.reserved {
+				n.blocks++
+			}
+		}
+		if n.links == 1 {
+			d.used += n.blocks * pageBytes
+		}
+	}
+}
+
+// Clone returns the disk that the end of all processes leaves, without a power cut: everything that was written is there,
+// what wasn't flushed still isn't durable. The new disk has no open files, nothing in flight, no faults, holds or hooks.
+func (d *Disk) Clone() *Disk {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := New(d.opts)
+	c.inodes, c.seq = d.inodes, d.seq
+	copies := map[*inode]*inode{}
+	twin := func(n *inode) *inode {
+		if copies[n] == nil {
+			k := *n
+			k.pages, k.durable, k.dirty = maps.Clone(n.pages), maps.Clone(n.durable), maps.Clone(n.dirty)
+			for s, state := range k.dirty {
+				state.inFlight = 0
+				k.dirty[s] = state
+			}
+			k.opens = 0
+			copies[n] = &k
+		}
+		return copies[n]
+	}
+	for p, n := range d.names {
+		c.names[p] = twin(n)
+	}
+	for p, n := range d.kept {
+		c.kept[p] = twin(n)
+	}
+	for _, o := range d.dirOps {
+		o.node = twin(o.node)
+		c.dirOps = append(c.dirOps, o)
+	}
+	for _, n := range copies {
+		if n.links > 0 {
+			c.used += n.blocks * pageBytes
+		}
+	}
+	return c
+}
+
+// Subsets yields the choices that a power-cut test tries for n pending items: all of them up to exhaustive items, beyond
+// that none, every prefix, every suffix, every single hole, and seeded ones. The function it passes tells whether an item
+// is kept.
+func Subsets(n, exhaustive, seeded int, seed uint64) func(yield func(keep func(i int) bool) bool) {
+	return func(yield func(func(int) bool) bool) {
+		if n <= exhaustive {
+			for mask := range uint64(1) << n {
+				if !yield(func(i int) bool { return mask>>i&1 == 1 }) {
+					return
+				}
+			}
+			return
+		}
+		for k := range n + 1 {
+			if !yield(func(i int) bool { return i < k }) || !yield(func(i int) bool { return i >= k }) {
+				return
+			}
+		}
+		for k := range n {
+			if !yield(func(i int) bool { return i != k }) {
+				return
+			}
+		}
+		rng := rand.New(rand.NewPCG(seed, uint64(n)))
+		for range seeded {
+			bits := make([]bool, n)
+			for i := range bits {
+				bits[i] = rng.IntN(2) == 1
+			}
+			if !yield(func(i int) bool { return bits[i] }) {
+				return
+			}
+		}
+	}
+}

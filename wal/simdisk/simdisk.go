@@ -1,0 +1,506 @@
+// Package simdisk is a disk in memory that behaves as badly as a real one may. It is deterministic: the same calls and
+// the same seed give the same completions, so that a failure found once can be found again.
+//
+// # What survives
+//
+// A running process sees every write at once. A power cut keeps what is durable and, of the rest, any part:
+//
+//   - Sectors (512 bytes unless told otherwise) written but not flushed are kept, dropped or torn one by one, those of
+//     writes still in flight too. Only the last version of an unflushed sector is known to the model.
+//   - A change of a file's length is kept or dropped. Bytes that were never written read as zeros.
+//   - Directory changes (a file created, renamed, removed, a directory made) are kept or dropped one by one until SyncDir
+//     of their directory, in any combination; a rename is one change and belongs to the directory of its new name.
+//     Flushing a file doesn't make its name durable. What lies in a directory whose own entry was lost is lost.
+//
+// WriteSync makes its own bytes and the length they need durable when it completes, and nothing else, not even of the
+// same file. Sync makes durable what had been written to its file by completed writes when it was submitted, and the
+// length. A Sync that fails makes nothing durable and the sectors it would have covered are never made durable by a later
+// one: the kernel has forgotten that they were dirty.
+//
+// Crash makes the disk that a power cut leaves, Clone the one that a killed process leaves. Faults (errors, short and
+// misdirected and stale reads, flipped bits, a full disk) are injected by kind of operation and path.
+package simdisk
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"math/rand/v2"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
+
+const (
+	pageBytes = 4096
+	// DefaultSectorBytes is the unit that a device writes whole or not at all.
+	DefaultSectorBytes = 512
+	// unlimited is what StatFS reports where no capacity is set.
+	unlimited = 1 << 50
+)
+
+// ErrStuck is what WaitOne returns where nothing that could complete is in flight.
+var ErrStuck = errors.New("simdisk: nothing in flight can complete")
+
+// Options configures a Disk.
+type Options struct {
+	// SectorBytes divides 4096; 0 means DefaultSectorBytes.
+	SectorBytes int
+	// CapacityBytes bounds the blocks of all files together; 0 means no bound.
+	CapacityBytes int64
+	// Seed orders completions; with 0 they come in the order of the submissions.
+	Seed uint64
+}
+
+// Disk is one simulated device with a file system. It is a wal.Waiter itself, for an only user; further users get a
+// Queue each. All methods may be called from any goroutine; Done runs on the one that polls.
+type Disk struct {
+	opts Options
+	seed maphash.Seed
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	names  map[string]*inode // as processes see it
+	kept   map[string]*inode // as a power cut leaves it at least
+	dirOps []dirOp           // what is between them, in order
+	files  map[int]*handle
+	nextFD int
+	inodes uint64
+	used   int64
+	faults []*fault
+	hold   func(*ring.Op) bool
+	onStep func(*ring.Op)
+	seq    uint64
+
+	queue Queue
+}
+
+// handle is an open file.
+type handle struct {
+	node             *inode
+	path             string
+	readOnly, direct bool
+}
+
+// New returns an empty disk. The directories "/" and "." exist and always survive.
+func New(opts Options) *Disk {
+	if opts.SectorBytes == 0 {
+		opts.SectorBytes = DefaultSectorBytes
+	}
+	if opts.SectorBytes < 1 || pageBytes%opts.SectorBytes != 0 {
+		panic(fmt.Sprintf("simdisk: sector size %d does not divide %d", opts.SectorBytes, pageBytes))
+	}
+	d := &Disk{
+		opts: opts, seed: maphash.MakeSeed(), rng: rand.New(rand.NewPCG(opts.Seed, 0)),
+		names: map[string]*inode{}, kept: map[string]*inode{}, files: map[int]*handle{}, nextFD: 3,
+	}
+	d.queue.d = d
+	return d
+}
+
+// Queue is one user's view of the disk: what it submits completes in its own Poll.
+type Queue struct {
+	d        *Disk
+	inFlight []*flight
+}
+
+// flight is an operation at the disk.
+type flight struct {
+	op   *ring.Op
+	seq  uint64
+	file *handle
+	err  error
+	// sum is the checksum of a write's buffer when it was submitted.
+	sum uint64
+	// A Sync covers these sectors and this length.
+	covers []covered
+	size   int64
+	fault  *Fault
+}
+
+// covered is a sector as a Sync found it.
+type covered struct {
+	index int64
+	data  []byte
+}
+
+// NewQueue returns a further queue on the disk.
+func (d *Disk) NewQueue() *Queue { return &Queue{d: d} }
+
+// Submit implements wal.Disk on the disk's own queue.
+func (d *Disk) Submit(op *ring.Op) { d.queue.Submit(op) }
+
+// Poll implements wal.Disk on the disk's own queue.
+func (d *Disk) Poll() int { return d.queue.Poll() }
+
+// WaitOne implements wal.Waiter on the disk's own queue.
+func (d *Disk) WaitOne() error { return d.queue.WaitOne() }
+
+// InFlight returns how many operations of the disk's own queue have not completed.
+func (d *Disk) InFlight() int { return d.queue.InFlight() }
+
+// Hold makes operations for which match returns true stay in flight until another Hold lets them go; nil holds nothing.
+// match must not call the disk.
+func (d *Disk) Hold(match func(*ring.Op) bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hold = match
+}
+
+// OnStep makes the disk call f before each completion takes effect, on the goroutine that polls: the moment to look at
+// Pending and to cut the power. f may call the disk's Pending, Crash and Clone.
+func (d *Disk) OnStep(f func(op *ring.Op)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.onStep = f
+}
+
+// InFlight returns how many operations have not completed.
+func (q *Queue) InFlight() int {
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	return len(q.inFlight)
+}
+
+// Submit implements wal.Disk. The bytes of a write are on their way to the device from here on.
+func (q *Queue) Submit(op *ring.Op) {
+	d := q.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.seq++
+	op.N, op.Err, op.Names, op.Direct = 0, nil, nil, false
+	f := &flight{op: op, seq: d.seq}
+	q.inFlight = append(q.inFlight, f)
+	f.start(d)
+}
+
+// Poll implements wal.Disk: everything that isn't held completes, what Done submits included.
+func (q *Queue) Poll() int {
+	n := 0
+	for q.completeOne() {
+		n++
+	}
+	return n
+}
+
+// WaitOne implements wal.Waiter: one operation completes. It returns ErrStuck where none can.
+func (q *Queue) WaitOne() error {
+	if !q.completeOne() {
+		return ErrStuck
+	}
+	return nil
+}
+
+func (q *Queue) completeOne() bool {
+	d := q.d
+	d.mu.Lock()
+	f, step := q.pick(), d.onStep
+	d.mu.Unlock()
+	if f == nil {
+		return false
+	}
+	if step != nil {
+		step(f.op)
+	}
+	d.mu.Lock()
+	q.inFlight = slices.DeleteFunc(q.inFlight, func(x *flight) bool { return x == f })
+	f.finish(d)
+	d.mu.Unlock()
+	f.op.Done(f.op)
+	return true
+}
+
+// pick chooses the operation that completes next.
+func (q *Queue) pick() *flight {
+	var ready []*flight
+	for _, f := range q.inFlight {
+		if q.d.hold == nil || !q.d.hold(f.op) {
+			ready = append(ready, f)
+		}
+	}
+	switch {
+	case len(ready) == 0:
+		return nil
+	case q.d.opts.Seed == 0:
+		return ready[0]
+	default:
+		return ready[q.d.rng.IntN(len(ready))]
+	}
+}
+
+// start does what an operation does before it completes.
+func (f *flight) start(d *Disk) {
+	op := f.op
+	p := op.Path
+	switch op.Kind {
+	case ring.Read, ring.Write, ring.WriteSync, ring.Sync, ring.Close, ring.Allocate, ring.Truncate:
+		if f.file = d.files[op.FD]; f.file == nil {
+			f.err = syscall.EBADF
+			return
+		}
+		p = f.file.path
+	case ring.Stat:
+		if op.Path == "" {
+			if f.file = d.files[op.FD]; f.file == nil {
+				f.err = syscall.EBADF
+				return
+			}
+			p = f.file.path
+		}
+	default:
+	}
+	f.fault = d.matchFault(op.Kind, p)
+	switch op.Kind {
+	case ring.Read:
+		f.err = f.file.check(op)
+	case ring.Write, ring.WriteSync:
+		f.startWrite(d)
+	case ring.Sync:
+		f.covers, f.size = f.file.node.snapshot(d.opts.SectorBytes), f.file.node.size
+	default:
+	}
+}
+
+func (f *flight) startWrite(d *Disk) {
+	op, n := f.op, f.file.node
+	if f.err = f.file.check(op); f.err != nil {
+		return
+	}
+	if f.file.readOnly {
+		f.err = syscall.EBADF
+		return
+	}
+	if d.full(n.grows(op.Off, int64(len(op.Buf)))) {
+		f.err = syscall.ENOSPC
+		return
+	}
+	f.sum = maphash.Bytes(d.seed, op.Buf)
+	d.used += n.write(op.Off, op.Buf, d.opts.SectorBytes)
+	n.inFlight(op.Off, len(op.Buf), d.opts.SectorBytes, +1)
+}
+
+// check refuses what O_DIRECT refuses.
+func (h *handle) check(op *ring.Op) error {
+	if op.Off < 0 {
+		return syscall.EINVAL
+	}
+	if !h.direct || len(op.Buf) == 0 {
+		return nil
+	}
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(op.Buf)))
+	if op.Off%ring.BlockSize != 0 || len(op.Buf)%ring.BlockSize != 0 || address%ring.BlockSize != 0 {
+		return syscall.EINVAL
+	}
+	return nil
+}
+
+// finish completes an operation.
+func (f *flight) finish(d *Disk) {
+	op := f.op
+	if f.sum != 0 {
+		f.file.node.inFlight(op.Off, len(op.Buf), d.opts.SectorBytes, -1)
+		if maphash.Bytes(d.seed, op.Buf) != f.sum {
+			panic("simdisk: the buffer of a write was changed while the write was in flight")
+		}
+	}
+	err := f.err
+	if err == nil && f.fault != nil && f.fault.Err != nil {
+		err = f.fault.Err
+		if op.Kind == ring.Sync {
+			f.file.node.forget(f.covers)
+		}
+	}
+	if err == nil {
+		err = f.apply(d)
+	}
+	if err != nil {
+		p := op.Path
+		if f.file != nil {
+			p = f.file.path
+		}
+		op.Err = &fs.PathError{Op: fmt.Sprintf("disk operation %d", op.Kind), Path: p, Err: err}
+	}
+}
+
+// apply gives an operation that succeeds its effect and its result.
+func (f *flight) apply(d *Disk) error {
+	op := f.op
+	switch op.Kind {
+	case ring.Read:
+		f.read()
+		return nil
+	case ring.Write:
+		op.N = len(op.Buf)
+		return nil
+	case ring.WriteSync:
+		op.N = len(op.Buf)
+		f.file.node.persist(op.Off, len(op.Buf), d.opts.SectorBytes)
+		return nil
+	case ring.Sync:
+		f.file.node.persistAll(f.covers, f.size, d.opts.SectorBytes)
+		return nil
+	case ring.Close:
+		d.close(op.FD)
+		return nil
+	case ring.Allocate:
+		return d.allocate(f.file.node, op.Off, op.Size)
+	case ring.Truncate:
+		d.used += f.file.node.truncate(op.Size, d.opts.SectorBytes)
+		return nil
+	case ring.Stat:
+		if f.file != nil {
+			op.Size = f.file.node.size
+			return nil
+		}
+		return d.stat(op)
+	default:
+		return d.applyName(f)
+	}
+}
+
+// read fills the buffer, with whatever a fault makes of it.
+func (f *flight) read() {
+	op, n, off := f.op, f.file.node, f.op.Off
+	if f.fault != nil {
+		off += f.fault.Misdirect
+		if f.fault.Stale != nil {
+			if old := f.fault.Stale.lookup(f.file.path); old != nil {
+				n = old
+			}
+		}
+	}
+	op.N = n.read(off, op.Buf)
+	if f.fault == nil {
+		return
+	}
+	if f.fault.Short > 0 {
+		op.N = min(op.N, f.fault.Short)
+	}
+	if f.fault.Mutate != nil {
+		f.fault.Mutate(op.Off, op.Buf[:op.N])
+	}
+}
+
+func (d *Disk) full(more int64) bool {
+	return d.opts.CapacityBytes > 0 && d.used+more > d.opts.CapacityBytes
+}
+
+func (d *Disk) allocate(n *inode, off, size int64) error {
+	if d.full(n.grows(off, size)) {
+		return syscall.ENOSPC
+	}
+	d.used += n.allocate(off, size)
+	return nil
+}
+
+func (d *Disk) close(fd int) {
+	h := d.files[fd]
+	delete(d.files, fd)
+	h.node.opens--
+	d.reap(h.node)
+}
+
+// reap frees the blocks of a file that has neither a name nor an opener.
+func (d *Disk) reap(n *inode) {
+	if n.links == 0 && n.opens == 0 {
+		d.used -= n.blocks * pageBytes
+		n.blocks = 0
+	}
+}
+
+// lookup returns the file at a path.
+func (d *Disk) lookup(p string) *inode {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.names[path.Clean(p)]
+}
+
+// Paths returns all files (no directories), sorted.
+func (d *Disk) Paths() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var paths []string
+	for p, n := range d.names {
+		if !n.dir {
+			paths = append(paths, p)
+		}
+	}
+	slices.Sort(paths)
+	return paths
+}
+
+// ReadFile returns a file's contents as a process would read them, nil where there is no such file.
+func (d *Disk) ReadFile(p string) []byte {
+	n := d.lookup(p)
+	if n == nil || n.dir {
+		return nil
+	}
+	b := make([]byte, n.size)
+	n.read(0, b)
+	return b
+}
+
+// WriteFile replaces a file's contents behind everybody's back, durably; the file must exist. Damage is made so.
+func (d *Disk) WriteFile(p string, b []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.names[path.Clean(p)]
+	if n == nil {
+		panic("simdisk: WriteFile of a file that doesn't exist: " + p)
+	}
+	d.used += n.truncate(0, d.opts.SectorBytes)
+	d.used += n.write(0, b, d.opts.SectorBytes)
+	d.used += n.truncate(int64(len(b)), d.opts.SectorBytes)
+	n.persistAll(n.snapshot(d.opts.SectorBytes), n.size, d.opts.SectorBytes)
+}
+
+// Damage changes one byte of a file durably: b becomes b XOR mask.
+func (d *Disk) Damage(p string, off int64, mask byte) {
+	b := d.ReadFile(p)
+	b[off] ^= mask
+	d.WriteFile(p, b)
+}
+
+// RemoveFile removes a file durably.
+func (d *Disk) RemoveFile(p string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p = path.Clean(p)
+	if n := d.names[p]; n != nil {
+		n.links--
+		d.reap(n)
+	}
+	delete(d.names, p)
+	delete(d.kept, p)
+	d.dirOps = slices.DeleteFunc(d.dirOps, func(o dirOp) bool { return o.path == p || o.path2 == p })
+}
+
+// Used returns the bytes of all blocks that are allocated.
+func (d *Disk) Used() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.used
+}
+
+// Equal tells whether two disks show the same files with the same contents.
+func (d *Disk) Equal(o *Disk) bool {
+	paths := d.Paths()
+	if !slices.Equal(paths, o.Paths()) {
+		return false
+	}
+	for _, p := range paths {
+		if !bytes.Equal(d.ReadFile(p), o.ReadFile(p)) {
+			return false
+		}
+	}
+	return true
+}
+
+func under(dir, p string) bool { return path.Dir(p) == dir && p != dir && !strings.HasSuffix(p, "/.") }
