@@ -1,0 +1,47 @@
+package group
+
+// MemberInfo is a member as reports show it.
+type MemberInfo struct {
+	ID        uint64
+	Connected bool
+	// InstalledEpoch is the assignment epoch that it has confirmed.
+	InstalledEpoch uint32
+}
+
+// PartInfo is a partition as reports show it.
+type PartInfo struct {
+	Owner          uint64 // 0: nobody
+	OwnershipEpoch uint64
+	Installed      bool
+}
+
+// Epochs returns the committed membership and assignment epochs.
+func (m *Machine) Epochs() (membership, assignment uint32) {
+	return m.membershipEpoch, m.assignmentEpoch
+}
+
+// Members returns the members that are not about to go, in the order of their ids.
+func (m *Machine) Members() []MemberInfo {
+	all := make([]MemberInfo, 0, len(m.members))
+	for _, mb := range m.members {
+		if !mb.leaving {
+			all = append(all, MemberInfo{ID: mb.id, Connected: mb.session != 0, InstalledEpoch: mb.installed})
+		}
+	}
+	return all
+}
+
+// Parts returns the partitions in order.
+func (m *Machine) Parts() []PartInfo {
+	all := make([]PartInfo, len(m.parts))
+	for i := range m.parts {
+		p := &m.parts[i]
+		all[i] = PartInfo{Owner: p.owner, OwnershipEpoch: p.epoch, Installed: p.installed}
+	}
+	return all
+}
+
+// Settled reports whether every change is committed and every notice confirmed.
+func (m *Machine) Settled() bool {
+	return m.flight.left == 0 && len(m.waiting) == 0 && len(m.notices) == 0 && m.retryAt == 0
+}

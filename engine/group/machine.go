@@ -1,0 +1,254 @@
+package group
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// Machine is one consumer group. It belongs to one goroutine.
+type Machine struct {
+	opts Options
+
+	membershipEpoch uint32
+	assignmentEpoch uint32
+	lastOwnership   uint64
+	lastMember      uint64
+	lastNotice      uint64
+
+	members   []*member // ascending by id
+	bySession map[uint64]*member
+	parts     []part
+	// notices finds the partition of an unconfirmed notice.
+	notices map[uint64]uint16
+
+	waiting []joiner
+	flight  flight
+	// retryAt is when a refused batch is proposed again; 0: nothing was refused.
+	retryAt time.Duration
+	// reassign: the target must be computed anew even if no member changes.
+	reassign bool
+	closed   bool
+}
+
+// member is one member, from the commit of its joining to that of its leaving.
+type member struct {
+	id        uint64
+	joinEpoch uint32
+	// installed is the assignment epoch of the last notice that it confirmed.
+	installed uint32
+	// session is 0 while it has no connection; it then keeps its place until lostUntil.
+	session   uint64
+	lostUntil time.Duration
+	lastOp    time.Duration
+	// restored: it comes from the metadata log and has not come back since. What it had confirmed is not in the log.
+	restored bool
+	// leaving: its removal is decided, and proposed with the next batch. It owns nothing any more.
+	leaving bool
+	// leaveRefs are answered when the removal is committed.
+	leaveRefs []uint64
+}
+
+// part is one partition.
+type part struct {
+	owner  uint64
+	epoch  uint64
+	target uint64
+	// installed: the owner has confirmed it, and delivery runs.
+	installed bool
+	// released: the owner has given it up (or was not asked any longer); the target gets it with the next batch.
+	released bool
+	// notice is the unconfirmed notice about it; NoticeID 0: none.
+	notice   protocol.Notice
+	deadline time.Duration
+	repeatAt time.Duration
+}
+
+// joiner waits to become a member.
+type joiner struct {
+	ref     uint64
+	session uint64 // 0: the connection closed meanwhile
+	member  uint64
+}
+
+// flight is the batch of changes that the metadata log has not committed yet.
+type flight struct {
+	left    int // changes not yet committed
+	joins   []joiner
+	leaves  []*member
+	assign  []PartChange
+	mEpoch  uint32
+	aEpoch  uint32
+	ownEp   uint64
+	lastMem uint64
+}
+
+// New returns the machine of a group as the metadata log knows it. Members found there have no connection yet; their
+// session timers start at now.
+func New(now time.Duration, opts Options, st State) *Machine {
+	m := &Machine{
+		opts:            opts,
+		membershipEpoch: st.MembershipEpoch,
+		assignmentEpoch: st.AssignmentEpoch,
+		lastOwnership:   st.LastOwnership,
+		lastMember:      max(st.LastMember, opts.MemberBase),
+		lastNotice:      opts.NoticeBase,
+		bySession:       make(map[uint64]*member),
+		parts:           make([]part, len(st.Parts)),
+		notices:         make(map[uint64]uint16),
+	}
+	for _, s := range st.Members {
+		m.members = append(m.members, &member{
+			id: s.ID, joinEpoch: s.JoinEpoch, installed: st.AssignmentEpoch, lastOp: now, lostUntil: now + SessionTimeout, restored: true,
+		})
+	}
+	for i, p := range st.Parts {
+		m.parts[i] = part{owner: p.Owner, epoch: p.OwnershipEpoch, target: p.Target}
+	}
+	// The old notices are forgotten with the old machine; these wait for their members to come back.
+	for i := range m.parts {
+		if p := &m.parts[i]; p.owner != 0 {
+			if p.target != 0 && p.target != p.owner {
+				m.newNotice(now, uint16(i), protocol.NoticeRevoke)
+			} else {
+				m.newNotice(now, uint16(i), protocol.NoticeAssign)
+			}
+		}
+	}
+	if len(m.members) > 0 {
+		// The log may have ended between a change of the members and the assignment that belongs to it.
+		m.reassign = true
+		m.retryAt = max(now, 1)
+	}
+	return m
+}
+
+// Step handles one event. now never goes back. Effects are appended to fx in the order in which they must be done.
+func (m *Machine) Step(now time.Duration, ev *Event, fx *Effects) {
+	if m.closed {
+		m.stepClosed(ev, fx)
+		return
+	}
+	switch ev.Kind {
+	case Join:
+		m.join(now, ev, fx)
+	case Rejoin:
+		m.rejoin(now, ev, fx)
+	case Heartbeat:
+		m.heartbeat(now, ev, fx)
+	case Leave:
+		m.leave(now, ev, fx)
+	case Touch:
+		if mb := m.member(ev.Member); mb != nil {
+			mb.lastOp = max(mb.lastOp, ev.At)
+		}
+	case SessionClosed:
+		m.sessionClosed(now, ev.Session)
+	case Confirm:
+		m.confirm(now, ev, fx)
+	case Committed:
+		m.committed(now, fx)
+	case Refused:
+		m.refused(now, fx)
+	case Close:
+		m.close(ev, fx)
+	case Tick:
+		m.tick(now, fx)
+	}
+}
+
+// stepClosed answers what still comes for a group that is gone.
+func (m *Machine) stepClosed(ev *Event, fx *Effects) {
+	switch ev.Kind {
+	case Join, Rejoin, Heartbeat, Leave:
+		fx.add(Effect{Kind: Answer, Ref: ev.Ref, Session: ev.Session, Code: protocol.CodeUnknownGroup, Text: "the group was deleted: SUB again"})
+	case Touch, SessionClosed, Confirm, Committed, Refused, Close, Tick:
+	}
+}
+
+// Deadline returns when the machine wants its next Tick, and false if nothing is due.
+func (m *Machine) Deadline() (time.Duration, bool) {
+	if m.closed {
+		return 0, false
+	}
+	var at time.Duration
+	set := false
+	earliest := func(t time.Duration) {
+		if !set || t < at {
+			at, set = t, true
+		}
+	}
+	if m.retryAt != 0 && m.flight.left == 0 {
+		earliest(m.retryAt)
+	}
+	for _, mb := range m.members {
+		if !mb.leaving {
+			earliest(mb.expiry())
+		}
+	}
+	if len(m.notices) > 0 {
+		for i := range m.parts {
+			if p := &m.parts[i]; p.notice.NoticeID != 0 {
+				earliest(min(p.deadline, p.repeatAt))
+			}
+		}
+	}
+	return at, set
+}
+
+// expiry is when the member is removed if nothing is heard of it.
+func (mb *member) expiry() time.Duration {
+	if mb.session == 0 {
+		return mb.lostUntil
+	}
+	return mb.lastOp + SessionTimeout
+}
+
+func (m *Machine) tick(now time.Duration, fx *Effects) {
+	for _, mb := range m.members {
+		if !mb.leaving && mb.expiry() <= now {
+			m.remove(mb, protocol.CodeUnknownMember, "the member sent nothing for 10 s (or had no connection for 3 s) and was removed: SUB again", false, fx)
+		}
+	}
+	if len(m.notices) > 0 {
+		for i := range m.parts {
+			m.tickNotice(now, uint16(i), fx)
+		}
+	}
+	if m.retryAt <= now {
+		m.prepare(now, fx)
+	}
+}
+
+// close ends everything; what the machine had asked the log for no longer matters, the group is gone from it.
+func (m *Machine) close(ev *Event, fx *Effects) {
+	for _, mb := range m.members {
+		m.remove(mb, ev.Code, ev.Text, true, fx)
+		for _, ref := range mb.leaveRefs {
+			fx.add(Effect{Kind: Answer, Ref: ref})
+		}
+	}
+	for _, j := range slices.Concat(m.flight.joins, m.waiting) {
+		fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: ev.Code, Text: ev.Text})
+	}
+	*m = Machine{opts: m.opts, closed: true}
+}
+
+// member finds a member by its id.
+func (m *Machine) member(id uint64) *member {
+	at, ok := slices.BinarySearchFunc(m.members, id, func(mb *member, id uint64) int { return cmp.Compare(mb.id, id) })
+	if !ok {
+		return nil
+	}
+	return m.members[at]
+}
+
+// limit is the most members that the group may have.
+func (m *Machine) limit() int {
+	if m.opts.MaxMembers > 0 {
+		return m.opts.MaxMembers
+	}
+	return max(minMemberLimit, len(m.parts))
+}

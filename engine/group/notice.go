@@ -1,0 +1,120 @@
+package group
+
+import (
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// newNotice makes the notice about a partition for its present owner, in place of an older one. Whoever has a connection
+// gets it with the next send.
+func (m *Machine) newNotice(now time.Duration, partition uint16, kind protocol.NoticeKind) {
+	p := &m.parts[partition]
+	m.dropNotice(p)
+	m.lastNotice++
+	p.notice = protocol.Notice{
+		NoticeID: m.lastNotice, Kind: kind, GroupID: m.opts.Group, TopicID: m.opts.Topic, Partition: partition,
+		MembershipEpoch: m.membershipEpoch, AssignmentEpoch: m.assignmentEpoch, OwnershipEpoch: p.epoch, MemberID: p.owner,
+	}
+	m.notices[p.notice.NoticeID] = partition
+	p.deadline = now + AssignTimeout
+	if kind == protocol.NoticeRevoke {
+		p.deadline = now + RevokeTimeout
+	}
+	p.repeatAt = now + NoticeRepeat
+}
+
+func (m *Machine) dropNotice(p *part) {
+	if p.notice.NoticeID != 0 {
+		delete(m.notices, p.notice.NoticeID)
+		p.notice = protocol.Notice{}
+	}
+}
+
+// send sends the notice about a partition if its owner has a connection.
+func (m *Machine) send(now time.Duration, partition uint16, fx *Effects) {
+	p := &m.parts[partition]
+	p.repeatAt = now + NoticeRepeat
+	if mb := m.member(p.owner); mb != nil && mb.session != 0 {
+		fx.add(Effect{Kind: Send, Session: mb.session, Member: mb.id, Notice: p.notice})
+	}
+}
+
+// tickNotice repeats the notice about a partition, or does what its silence means.
+func (m *Machine) tickNotice(now time.Duration, partition uint16, fx *Effects) {
+	p := &m.parts[partition]
+	switch {
+	case p.notice.NoticeID == 0:
+	case p.deadline > now:
+		if p.repeatAt <= now {
+			m.send(now, partition, fx)
+		}
+	case p.notice.Kind == protocol.NoticeRevoke:
+		m.release(partition, fx)
+	default:
+		if mb := m.member(p.owner); mb != nil {
+			m.remove(mb, protocol.CodeUnknownMember, "the member did not confirm an ASSIGN within 10 s and was removed: SUB again", false, fx)
+		}
+	}
+}
+
+// release takes a partition from its owner, who confirmed the REVOKE or was given enough time to.
+func (m *Machine) release(partition uint16, fx *Effects) {
+	p := &m.parts[partition]
+	m.dropNotice(p)
+	if mb := m.member(p.owner); mb != nil && mb.session != 0 && p.installed {
+		fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: partition, OwnershipEpoch: p.epoch, Graceful: true})
+	}
+	p.installed, p.released = false, true
+}
+
+// confirm handles a CONTROL_ACK. Whatever does not echo an unconfirmed notice of the sender's own exactly (a repetition,
+// a notice that was replaced) changes nothing.
+func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
+	mb := m.bySession[ev.Session]
+	if mb == nil || mb.leaving {
+		return
+	}
+	mb.lastOp = now
+	partition, ok := m.notices[ev.Ack.NoticeID]
+	if !ok {
+		return
+	}
+	p := &m.parts[partition]
+	n, a := &p.notice, &ev.Ack
+	if n.MemberID != mb.id || a.Kind != n.Kind || a.GroupID != n.GroupID || a.MembershipEpoch != n.MembershipEpoch ||
+		a.AssignmentEpoch != n.AssignmentEpoch || a.OwnershipEpoch != n.OwnershipEpoch {
+		return
+	}
+	epoch := n.AssignmentEpoch
+	if n.Kind == protocol.NoticeRevoke {
+		// Whatever the result says, the member does not hold on to it, and the ownership epoch moves on.
+		m.raise(mb, epoch, fx)
+		m.release(partition, fx)
+		m.prepare(now, fx)
+		return
+	}
+	switch a.Result {
+	case protocol.ControlOK:
+		m.dropNotice(p)
+		m.raise(mb, epoch, fx)
+		if !p.installed {
+			p.installed = true
+			fx.add(Effect{Kind: Install, Session: mb.session, Member: mb.id, Partition: partition, OwnershipEpoch: p.epoch})
+		}
+	case protocol.ControlError:
+		m.remove(mb, protocol.CodeUnknownMember, "the member answered an ASSIGN with ERROR and was removed: SUB again", false, fx)
+		m.prepare(now, fx)
+	case protocol.ControlStale:
+		// The member knows better epochs than the notice has, which can't be: it is asked again until its time is up.
+	default:
+	}
+}
+
+// raise records what the member has confirmed; older epochs of it are stale from now on.
+func (m *Machine) raise(mb *member, epoch uint32, fx *Effects) {
+	if epoch > mb.installed {
+		mb.installed = epoch
+		fx.add(Effect{Kind: Confirmed, Session: mb.session, Member: mb.id, AssignmentEpoch: epoch})
+	}
+}

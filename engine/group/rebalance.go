@@ -1,0 +1,241 @@
+package group
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// prepare puts everything that has been decided into one batch of changes, unless one is in flight.
+func (m *Machine) prepare(now time.Duration, fx *Effects) {
+	if m.flight.left > 0 || m.closed {
+		return
+	}
+	m.retryAt = 0
+	f := flight{mEpoch: m.membershipEpoch, aEpoch: m.assignmentEpoch, ownEp: m.lastOwnership, lastMem: m.lastMember}
+	m.admit(&f, fx)
+	var changes []Change
+	for _, mb := range m.members {
+		if mb.leaving {
+			f.leaves = append(f.leaves, mb)
+			f.mEpoch++
+			changes = append(changes, Change{Kind: Left, Member: mb.id, MembershipEpoch: f.mEpoch})
+		}
+	}
+	for i := range f.joins {
+		f.mEpoch++
+		f.lastMem++
+		f.joins[i].member = f.lastMem
+		changes = append(changes, Change{Kind: Joined, Member: f.lastMem, MembershipEpoch: f.mEpoch})
+	}
+	if m.assignment(&f, len(changes) > 0 || m.reassign); len(f.assign) > 0 {
+		changes = append(changes, Change{Kind: Assigned, MembershipEpoch: f.mEpoch, AssignmentEpoch: f.aEpoch, Parts: f.assign})
+	}
+	if len(changes) == 0 {
+		m.reassign = false
+		return
+	}
+	f.left = len(changes)
+	m.flight = f
+	fx.add(Effect{Kind: Propose, Changes: changes})
+}
+
+// admit lets waiting joiners in as far as the limit allows. Where it does not, a member without a connection gives way.
+func (m *Machine) admit(f *flight, fx *Effects) {
+	staying := 0
+	for _, mb := range m.members {
+		if !mb.leaving {
+			staying++
+		}
+	}
+	for _, j := range m.waiting {
+		if j.session == 0 {
+			// Nobody is there to become a member; the answer goes nowhere, but each request has one.
+			fx.add(Effect{Kind: Answer, Ref: j.ref, Code: protocol.CodeUnknownMember, Text: "the connection closed"})
+			continue
+		}
+		if staying+len(f.joins) >= m.limit() && m.giveWay(fx) {
+			staying--
+		}
+		if staying+len(f.joins) >= m.limit() {
+			fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeGroupMemberLimit,
+				Text: fmt.Sprintf("the group has %d members and can't have more: stop one first", m.limit())})
+			continue
+		}
+		f.joins = append(f.joins, j)
+	}
+	clear(m.waiting)
+	m.waiting = m.waiting[:0]
+}
+
+// giveWay removes the member whose connection was lost first, and reports whether there was one.
+func (m *Machine) giveWay(fx *Effects) bool {
+	var first *member
+	for _, mb := range m.members {
+		if !mb.leaving && mb.session == 0 && (first == nil || mb.lostUntil < first.lostUntil) {
+			first = mb
+		}
+	}
+	if first == nil {
+		return false
+	}
+	m.remove(first, protocol.CodeUnknownMember, "", false, fx)
+	return true
+}
+
+// assignment computes what the batch gives to whom: a new target if the members change or a partition has none, and new
+// ownership epochs for every partition that is free or released.
+func (m *Machine) assignment(f *flight, membersChange bool) {
+	live := make([]uint64, 0, len(m.members)+len(f.joins))
+	for _, mb := range m.members {
+		if !mb.leaving {
+			live = append(live, mb.id)
+		}
+	}
+	for _, j := range f.joins {
+		live = append(live, j.member)
+	}
+	if len(live) == 0 {
+		return
+	}
+	isLive := func(id uint64) bool { _, ok := slices.BinarySearch(live, id); return ok }
+	target := make([]uint64, len(m.parts))
+	for i := range m.parts {
+		// A partition that is being moved counts as the one's that it was promised to.
+		switch p := &m.parts[i]; {
+		case isLive(p.target):
+			target[i] = p.target
+		case isLive(p.owner) && !p.released:
+			target[i] = p.owner
+		default:
+			membersChange = true
+		}
+	}
+	if membersChange {
+		target = Assign(live, target)
+	}
+	next := false
+	for i, to := range target {
+		p := &m.parts[i]
+		change := PartChange{Partition: uint16(i), Member: to}
+		if !isLive(p.owner) || p.released {
+			f.ownEp++
+			change.OwnershipEpoch = f.ownEp
+		} else if p.target == to {
+			continue
+		}
+		next = next || p.target != to
+		f.assign = append(f.assign, change)
+	}
+	if next {
+		f.aEpoch++
+	}
+}
+
+// committed counts the batch's changes; with the last one the machine takes its new state.
+func (m *Machine) committed(now time.Duration, fx *Effects) {
+	if m.flight.left == 0 {
+		return
+	}
+	if m.flight.left--; m.flight.left > 0 {
+		return
+	}
+	f := m.flight
+	m.flight, m.reassign = flight{}, false
+	before := m.assignmentEpoch
+	m.membershipEpoch, m.assignmentEpoch, m.lastOwnership, m.lastMember = f.mEpoch, f.aEpoch, f.ownEp, f.lastMem
+	for _, mb := range f.leaves {
+		m.forget(mb, fx)
+	}
+	joinEpoch := f.mEpoch - uint32(len(f.joins))
+	for _, j := range f.joins {
+		joinEpoch++
+		m.admitted(now, j, joinEpoch, before, fx)
+	}
+	for _, c := range f.assign {
+		p := &m.parts[c.Partition]
+		p.target = c.Member
+		if c.OwnershipEpoch != 0 {
+			p.owner, p.epoch = c.Member, c.OwnershipEpoch
+			p.installed, p.released = false, false
+			if m.member(c.Member).leaving {
+				// Its removal was decided while the batch was in flight.
+				p.released = true
+				continue
+			}
+			m.newNotice(now, c.Partition, protocol.NoticeAssign)
+			m.send(now, c.Partition, fx)
+		}
+	}
+	m.revoke(now, fx)
+	m.prepare(now, fx)
+}
+
+// admitted makes a member of a joiner whose joining is committed. Its own assignment epoch is the one before the batch's
+// new target: that one it learns of by its notices.
+func (m *Machine) admitted(now time.Duration, j joiner, joinEpoch, assignmentEpoch uint32, fx *Effects) {
+	mb := &member{id: j.member, joinEpoch: joinEpoch, installed: assignmentEpoch, session: j.session, lastOp: now}
+	m.members = append(m.members, mb)
+	if j.session == 0 {
+		mb.lostUntil = now + LostTimeout
+	} else {
+		m.bySession[j.session] = mb
+	}
+	fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Member: mb.id, MembershipEpoch: joinEpoch, AssignmentEpoch: assignmentEpoch})
+}
+
+// forget drops a member whose leaving is committed, and frees what it owned or was promised.
+func (m *Machine) forget(mb *member, fx *Effects) {
+	m.members = slices.DeleteFunc(m.members, func(x *member) bool { return x == mb })
+	for i := range m.parts {
+		p := &m.parts[i]
+		if p.owner == mb.id {
+			p.owner, p.released = 0, false
+		}
+		if p.target == mb.id {
+			p.target = 0
+		}
+	}
+	for _, ref := range mb.leaveRefs {
+		fx.add(Effect{Kind: Answer, Ref: ref})
+	}
+}
+
+// revoke asks every owner that is not the target any more to give its partition up. Once asked it must, even if it
+// becomes the target again: it may have let go already.
+func (m *Machine) revoke(now time.Duration, fx *Effects) {
+	for i := range m.parts {
+		p := &m.parts[i]
+		if p.owner == 0 || p.released || p.target == 0 || p.target == p.owner {
+			continue
+		}
+		if p.notice.NoticeID != 0 && p.notice.Kind == protocol.NoticeRevoke {
+			continue
+		}
+		m.newNotice(now, uint16(i), protocol.NoticeRevoke)
+		if mb := m.member(p.owner); p.installed && mb != nil && mb.session != 0 {
+			fx.add(Effect{Kind: Drain, Session: mb.session, Member: mb.id, Partition: uint16(i), OwnershipEpoch: p.epoch})
+		}
+		m.send(now, uint16(i), fx)
+	}
+}
+
+// refused takes back a batch that the log did not accept. Joiners are told; removals stand and are proposed again.
+func (m *Machine) refused(now time.Duration, fx *Effects) {
+	if m.flight.left == 0 {
+		return
+	}
+	for _, j := range m.flight.joins {
+		fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeMetadataReadOnly})
+	}
+	for _, mb := range m.flight.leaves {
+		for _, ref := range mb.leaveRefs {
+			fx.add(Effect{Kind: Answer, Ref: ref, Code: protocol.CodeMetadataReadOnly})
+		}
+		mb.leaveRefs = nil
+	}
+	m.flight = flight{}
+	m.retryAt = now + ProposeRetry
+}
