@@ -97,9 +97,9 @@ func tryJournal(d *simdisk.Disk, opts JournalOptions, from RoundNumber) (*Journa
 	return j, rec, list, err
 }
 
-// put appends one record; value is made of the stream and the sequence, padded to n bytes.
-func testValue(s StreamID, seq Sequence, n int) []byte {
-	v := fmt.Appendf(nil, "%v/%d/", s, seq)
+// testValue returns a value made of epoch, stream and sequence, padded to n bytes.
+func testValue(epoch Epoch, s StreamID, seq Sequence, n int) []byte {
+	v := fmt.Appendf(nil, "%d/%v/%d/", epoch, s, seq)
 	if len(v) < n {
 		v = append(v, bytes.Repeat([]byte{byte('a' + seq%26)}, n-len(v))...)
 	}
@@ -133,7 +133,7 @@ func newWriter(t testing.TB, d *simdisk.Disk, j *Journal) *writer {
 // append appends a record of n value bytes.
 func (w *writer) append(s StreamID, n int) error {
 	seq := w.next[s] + 1
-	rec := Record{Sequence: seq, Key: []byte("k"), Value: testValue(s, seq, n), LeaderEpoch: w.j.Epoch()}
+	rec := Record{Sequence: seq, Key: []byte("k"), Value: testValue(w.j.Epoch(), s, seq, n), LeaderEpoch: w.j.Epoch()}
 	if err := w.j.Append(s, &rec); err != nil {
 		return err
 	}
