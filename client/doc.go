@@ -1,0 +1,2 @@
+// Package client is the Go client library of MortarMQ.
+package client

@@ -1,0 +1,170 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// readBuffer is a connection's receive buffer; it grows for a larger frame and shrinks again behind it.
+const readBuffer = 64 << 10
+
+// link is one authenticated connection. One goroutine reads it; writes are up to its owner.
+type link struct {
+	nc         net.Conn
+	addr       string
+	silence    time.Duration
+	buf        []byte
+	start, end int // the received bytes not yet taken
+}
+
+// openLink connects to addr and authenticates, within the dial timeout.
+func openLink(ctx context.Context, cfg *config, addr string) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.dialTimeout)
+	defer cancel()
+	nc, err := cfg.dial(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	l := &link{nc: nc, addr: addr, silence: cfg.dialTimeout, buf: make([]byte, readBuffer)}
+	stop := context.AfterFunc(ctx, l.close)
+	defer stop()
+	connect := protocol.Connect{Version: protocol.WireVersion, Token: cfg.token}
+	if _, err := nc.Write(connect.AppendFrame(nil)); err != nil {
+		l.close()
+		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	if _, err := l.answer(protocol.OpConnect); err != nil {
+		l.close()
+		if ctxErr := ctx.Err(); ctxErr != nil {
+			err = ctxErr
+		}
+		return nil, fmt.Errorf("connect to %s: %w", addr, err)
+	}
+	l.silence = cfg.silence
+	return l, nil
+}
+
+func (l *link) close() { _ = l.nc.Close() } // nothing to save: unanswered requests are repeated elsewhere
+
+// next returns the next frame. payload is valid until the next call of next.
+func (l *link) next() (protocol.Op, []byte, error) {
+	for {
+		op, payload, n, err := protocol.ParseFrame(l.buf[l.start:l.end])
+		if err != nil {
+			return 0, nil, fmt.Errorf("frame from %s: %w", l.addr, err)
+		}
+		if n > 0 {
+			l.start += n
+			return op, payload, nil
+		}
+		if err := l.fill(); err != nil {
+			return 0, nil, err
+		}
+	}
+}
+
+// buffered reports whether next has a whole frame without reading.
+func (l *link) buffered() bool {
+	total, ok, err := protocol.FrameLen(l.buf[l.start:l.end])
+	return err != nil || (ok && total <= l.end-l.start)
+}
+
+// fill reads more bytes behind an incomplete frame.
+func (l *link) fill() error {
+	need := protocol.HeaderSize
+	if total, ok, _ := protocol.FrameLen(l.buf[l.start:l.end]); ok { // its error was reported by ParseFrame
+		need = total
+	}
+	switch {
+	case need > len(l.buf):
+		larger := make([]byte, need)
+		l.end = copy(larger, l.buf[l.start:l.end])
+		l.buf, l.start = larger, 0
+	case l.start == l.end && len(l.buf) > readBuffer:
+		l.buf, l.start, l.end = make([]byte, readBuffer), 0, 0
+	case l.start > 0:
+		l.end = copy(l.buf, l.buf[l.start:l.end])
+		l.start = 0
+	}
+	if err := l.nc.SetReadDeadline(time.Now().Add(l.silence)); err != nil {
+		return err
+	}
+	n, err := l.nc.Read(l.buf[l.end:])
+	l.end += n
+	if n > 0 {
+		return nil
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errSlowBroker
+	}
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("read from %s: %w", l.addr, err)
+}
+
+// answer reads frames up to the answer to op, for connections on which nothing else is going on. The result is valid
+// until the next read.
+func (l *link) answer(op protocol.Op) ([]byte, error) {
+	for {
+		got, payload, err := l.next()
+		if err != nil {
+			return nil, err
+		}
+		result, answered, err := answerTo(op, got, payload)
+		if err != nil || answered {
+			return result, err
+		}
+	}
+}
+
+// answerTo looks whether a frame is the answer to op. An ERR that answers something else, or nothing, is an error too
+// if it closes the connection.
+func answerTo(op, got protocol.Op, payload []byte) (result []byte, answered bool, err error) {
+	switch got {
+	case protocol.OpOK:
+		var ok protocol.OKFrame
+		if err := ok.Decode(payload); err != nil {
+			return nil, false, err
+		}
+		return ok.Result, ok.RequestOp == op, nil
+	case protocol.OpErr:
+		var refusal protocol.ErrFrame
+		if err := refusal.Decode(payload); err != nil {
+			return nil, false, err
+		}
+		if refusal.RequestOp == op || refusal.Code.Closes() {
+			return nil, false, refusal.Err()
+		}
+	default: // a push that nobody waits for
+	}
+	return nil, false, nil
+}
+
+// backoff is the pause before attempt n (from 0): first * 2^n with up to a quarter added at random, at most longest.
+func (c *config) backoff(n int) time.Duration {
+	d := c.backoffMax
+	if n < 32 && c.backoffMin<<n < c.backoffMax && c.backoffMin<<n > 0 {
+		d = c.backoffMin << n
+	}
+	return min(d+rand.N(d/4+1), c.backoffMax)
+}
+
+// sleep waits for d or the end of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
