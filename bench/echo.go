@@ -1,0 +1,106 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/panjf2000/gnet/v2"
+)
+
+// EchoArg as the first command line argument makes the program an echo server: the benchmark starts itself that way, so
+// that the server is a process of its own as the broker is.
+const EchoArg = "echo-server"
+
+// echoServer answers every read with the same bytes.
+type echoServer struct {
+	gnet.BuiltinEventEngine
+	addr string
+}
+
+// OnBoot tells the parent that the server listens.
+func (s *echoServer) OnBoot(gnet.Engine) gnet.Action {
+	fmt.Println(s.addr)
+	return gnet.None
+}
+
+// OnTraffic implements gnet.EventHandler.
+func (s *echoServer) OnTraffic(c gnet.Conn) gnet.Action {
+	b, err := c.Next(-1)
+	if err != nil {
+		return gnet.Close
+	}
+	if _, err := c.Write(b); err != nil {
+		return gnet.Close
+	}
+	return gnet.None
+}
+
+// RunEchoServer serves until the process is killed, and prints its address when it listens.
+func RunEchoServer() error {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	addr := ln.Addr().String()
+	ln.Close() // gnet opens its own; the port stays free for the moment between
+	return gnet.Run(&echoServer{addr: addr}, "tcp://"+addr, gnet.WithTCPNoDelay(gnet.TCPNoDelay), gnet.WithReuseAddr(true))
+}
+
+// startEcho starts this program as an echo server.
+func startEcho(ctx context.Context) (addr string, stop func(), err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", nil, err
+	}
+	cmd := exec.CommandContext(ctx, self, EchoArg)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	stop = func() {
+		cmd.Process.Kill()
+		cmd.Wait() // reaps; that it was killed is no news
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		stop()
+		return "", nil, fmt.Errorf("echo server: %w", err)
+	}
+	return strings.TrimSpace(line), stop, nil
+}
+
+// echoLatency measures request and answer of size bytes with one outstanding.
+func echoLatency(ctx context.Context, addr string, size int, d time.Duration) (*Quantiles, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	frame, answer := randomBytes(2, size), make([]byte, size)
+	h := newHist()
+	for began := now(); now()-began < int64(d); {
+		t := now()
+		if _, err := conn.Write(frame); err != nil {
+			return nil, fmt.Errorf("echo: %w", err)
+		}
+		if _, err := io.ReadFull(conn, answer); err != nil {
+			return nil, fmt.Errorf("echo: %w", err)
+		}
+		record(h, now()-t)
+	}
+	return quantiles(h), nil
+}

@@ -1,0 +1,51 @@
+package harness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// RepoRoot returns the directory of the module's go.mod, searched upwards from the working directory.
+func RepoRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no go.mod above the working directory: run this inside the repository")
+		}
+		dir = parent
+	}
+}
+
+// BuildMortard builds mortard from the working tree into dir and returns its path. GOFLAGS of the environment chooses
+// the backend (see the Makefile); race adds the race detector.
+func BuildMortard(dir string, race bool) (string, error) {
+	return build(dir, "./cmd/mortard", "mortard", race)
+}
+
+func build(dir, pkg, name string, race bool) (string, error) {
+	root, err := RepoRoot()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, name)
+	args := []string{"build", "-o", path}
+	if race {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, pkg)...)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
+	}
+	return path, nil
+}
