@@ -18,6 +18,7 @@ type config struct {
 	dialTimeout time.Duration
 	keepalive   time.Duration
 	silence     time.Duration // a connection without a frame for so long is dead
+	tick        time.Duration // a second; shorter in tests
 	backoffMin  time.Duration
 	backoffMax  time.Duration
 	dial        func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -29,6 +30,7 @@ func defaultConfig() config {
 		dialTimeout: 5 * time.Second,
 		keepalive:   15 * time.Second,
 		silence:     45 * time.Second,
+		tick:        time.Second,
 		backoffMin:  500 * time.Millisecond,
 		backoffMax:  30 * time.Second,
 		dial:        (&net.Dialer{}).DialContext,

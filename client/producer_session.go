@@ -1,7 +1,6 @@
 package client
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -181,14 +180,14 @@ func (p *Producer) serve(l *link) (progress bool, err error) {
 			l.close() // the reader reports it
 		}
 	}()
-	keepalive := newKeepalive(p.client.cfg.keepalive, func() {
+	var before uint64
+	keepalive := newTicker(p.client.cfg.keepalive, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.ping()
-	}, func() uint64 {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.out.sent
+		if p.out.sent == before {
+			p.ping()
+		}
+		before = p.out.sent
 	})
 	progress, err = p.read(l)
 	keepalive.stop()
@@ -433,33 +432,4 @@ func (p *Producer) ended(err error) {
 	}
 	p.broadcast()
 	p.unlock(nil)
-}
-
-// keepalive sends a PING when nothing was sent for a while.
-type keepalive struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-}
-
-// newKeepalive calls ping after each interval in which sent did not change.
-func newKeepalive(interval time.Duration, ping func(), sent func() uint64) *keepalive {
-	ctx, cancel := context.WithCancel(context.Background())
-	k := &keepalive{cancel: cancel, done: make(chan struct{})}
-	go func() {
-		defer close(k.done)
-		before := sent()
-		for sleep(ctx, interval) == nil {
-			now := sent()
-			if now == before {
-				ping()
-			}
-			before = now
-		}
-	}()
-	return k
-}
-
-func (k *keepalive) stop() {
-	k.cancel()
-	<-k.done
 }

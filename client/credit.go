@@ -1,0 +1,79 @@
+package client
+
+import (
+	"math"
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// Credit goes back to the broker in batches: whichever of these comes first, or half of the window.
+const (
+	creditBatchCount = 32
+	creditBatchBytes = 1 << 20
+	creditDelay      = 20 * time.Millisecond
+)
+
+// creditAccount counts what finished messages have cost and the broker has not got back yet. It is guarded by the
+// consumer's lock.
+type creditAccount struct {
+	k           *Consumer
+	windowCount int
+	windowBytes int
+	count       int
+	bytes       int
+	timer       *time.Timer
+	armed       bool
+}
+
+func (a *creditAccount) init(k *Consumer) {
+	a.k = k
+	a.windowCount, a.windowBytes = k.opts.CreditCount, k.opts.CreditBytes
+	a.timer = time.AfterFunc(math.MaxInt64, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		a.armed = false
+		if k.live && a.count > 0 {
+			a.flush()
+		}
+	})
+}
+
+// reset forgets what is owed: a new subscription starts with the whole window.
+func (a *creditAccount) reset() { a.count, a.bytes = 0, 0 }
+
+// add takes up the cost of a message that has ended, however it did.
+func (a *creditAccount) add(bytes int) {
+	a.count++
+	a.bytes += bytes
+	switch {
+	case a.count >= creditBatchCount, a.bytes >= creditBatchBytes, 2*a.count >= a.windowCount, 2*a.bytes >= a.windowBytes:
+		a.flush()
+	case !a.armed:
+		a.armed = true
+		a.timer.Reset(creditDelay)
+	}
+}
+
+// flush returns what is owed.
+func (a *creditAccount) flush() {
+	for a.count > 0 || a.bytes > 0 {
+		m := protocol.Credit{SubscriptionID: a.k.subID, MembershipEpoch: a.k.joinEp, Mode: protocol.CreditAdd,
+			Count: uint16(min(a.count, math.MaxUint16)), Bytes: uint32(min(a.bytes, math.MaxUint32))}
+		a.count -= int(m.Count)
+		a.bytes -= int(m.Bytes)
+		a.send(&m)
+	}
+}
+
+// raise sets a window that every message fits in.
+func (a *creditAccount) raise() {
+	a.windowBytes = max(a.windowBytes, largestMessage)
+	a.reset()
+	a.send(&protocol.Credit{SubscriptionID: a.k.subID, MembershipEpoch: a.k.joinEp, Mode: protocol.CreditSet,
+		Count: uint16(a.windowCount), Bytes: uint32(a.windowBytes)})
+}
+
+func (a *creditAccount) send(m *protocol.Credit) {
+	a.k.send(func(dst []byte) []byte { return m.AppendFrame(dst) })
+}
