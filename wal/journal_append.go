@@ -101,7 +101,7 @@ func (j *Journal) largestFile() int64 {
 // newRound opens a round with memory for at least size bytes, nil where the pool has none.
 func (j *Journal) newRound(size int) *Round {
 	need := blockAlign(size)
-	if need > arenaBytes && need > j.opts.MaxRoundBytes {
+	if need > j.opts.MaxRoundBytes {
 		slab := j.opts.Pool.Get(need)
 		if slab == nil {
 			return nil
