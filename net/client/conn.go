@@ -1,0 +1,329 @@
+package client
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/panjf2000/gnet/v2"
+
+	"github.com/mortarmq/mortarmq/engine/coord"
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// phase is where a connection stands; it only moves forward.
+type phase uint8
+
+const (
+	phaseConnecting phase = iota // no valid CONNECT yet
+	phaseDenied                  // wrong token, the answer waits for AuthDelay
+	phaseOpen                    // authenticated
+	phaseClosing                 // reads nothing more; closes when the answers it owes have left
+	phaseLinger                  // everything has left and our side is shut; waits for the client to close
+)
+
+// conn is one client connection. It implements coord.Client.
+type conn struct {
+	id   uint64
+	srv  *Server
+	loop *loop
+	gc   gnet.Conn
+	fd   int
+
+	// Of the loop.
+	phase       phase
+	announced   bool   // the engine has seen a request, so it hears of the close
+	blocked     bool   // the socket is full; the poller will say when it is not
+	polled      bool   // the poller knows the fd
+	pulled      bool   // pull is set
+	next        uint64 // number of the next request
+	pull        uint64 // number of the last PULL
+	interrupted uint64 // 1 + number of the last PULL that was interrupted
+	final       []byte // the ERR that ends the connection, waiting for its turn in phaseClosing
+	part        partial
+	wheel       wheelEntry
+	kernelQueue int // bytes that the kernel held for the client
+
+	// Times on the server's clock.
+	opened    time.Duration
+	heard     time.Duration // end of the last complete frame
+	partSince time.Duration // begin of the incomplete frame
+	progress  time.Duration // the client last took bytes, or there were none
+	sampled   time.Duration // kernelQueue was last looked at, while blocked
+	until     time.Duration // end of phaseDenied, phaseClosing, phaseLinger
+
+	// Of any goroutine.
+	queued      atomic.Bool   // in the loop's list, or being served
+	unblocked   atomic.Bool   // set by the poller
+	head        atomic.Uint64 // copy of answers.head, for the loop
+	outstanding atomic.Int64  // copy of out.bytes
+	pulls       atomic.Int32
+
+	mu      sync.Mutex
+	closed  bool
+	cut     bool // nothing more is queued: the last frame is there
+	above   bool // outstanding was above coord.OutboundPause
+	answers answerRing
+	out     outQueue
+}
+
+var _ coord.Client = (*conn)(nil)
+
+var lastConnID atomic.Uint64
+
+// ID implements coord.Client.
+func (c *conn) ID() uint64 { return c.id }
+
+// Pulls implements coord.Client.
+func (c *conn) Pulls() *atomic.Int32 { return &c.pulls }
+
+// Outstanding implements coord.Client. It counts answers too: they share the socket.
+func (c *conn) Outstanding() int { return int(c.outstanding.Load()) }
+
+// Complete implements coord.Client.
+func (c *conn) Complete(req uint64, frame []byte) {
+	c.mu.Lock()
+	if c.closed || c.cut {
+		c.mu.Unlock()
+		return
+	}
+	c.answer(req, frame)
+	c.mu.Unlock()
+}
+
+// answer is Complete under the mutex.
+func (c *conn) answer(req uint64, frame []byte) {
+	r := &c.answers
+	if req != r.head {
+		r.put(req, frame)
+		return
+	}
+	r.at(req).open(req)
+	c.out.copyIn(frame)
+	r.head++
+	c.drain()
+}
+
+// drain passes on the answers whose turn has come.
+func (c *conn) drain() {
+	for c.answers.pop(&c.out, c.srv.busyPub) {
+	}
+	c.head.Store(c.answers.head)
+	c.account()
+}
+
+// account publishes the size of the queue and keeps it in its bounds. It runs under the mutex after every append.
+func (c *conn) account() {
+	c.outstanding.Store(int64(c.out.bytes))
+	if c.out.bytes > coord.OutboundPause {
+		c.above = true
+	}
+	if c.out.copied > c.srv.opts.MaxOutbound {
+		c.srv.slowClosed.Add(1)
+		c.last(protocol.CodeSlowConsumer, 0, "")
+	}
+}
+
+// Push implements coord.Client.
+func (c *conn) Push(frames []byte) {
+	c.mu.Lock()
+	if !c.closed && !c.cut {
+		c.out.copyIn(frames)
+		c.account()
+	}
+	c.mu.Unlock()
+}
+
+// PushOwned implements coord.Client.
+func (c *conn) PushOwned(frames []byte, owner coord.Releaser) {
+	c.mu.Lock()
+	gone := c.closed || c.cut
+	if !gone {
+		c.out.own(frames, owner)
+		c.account()
+	}
+	c.mu.Unlock()
+	if gone {
+		owner.Release()
+	}
+}
+
+// Flush implements coord.Client.
+func (c *conn) Flush() {
+	// While the connection is queued the loop is going to look at it anyway: it clears the mark before it looks.
+	if c.queued.CompareAndSwap(false, true) {
+		c.loop.post(c)
+	}
+}
+
+// Shut implements coord.Client. Answers that are not ready are never sent.
+func (c *conn) Shut(code protocol.ErrorCode, op protocol.Op, text string) {
+	c.mu.Lock()
+	if !c.closed && !c.cut {
+		c.last(code, op, text)
+	}
+	c.mu.Unlock()
+	c.Flush()
+}
+
+// last queues the connection's last frame, under the mutex; the loop closes the connection when it has left.
+func (c *conn) last(code protocol.ErrorCode, op protocol.Op, text string) {
+	c.end(protocol.AppendErr(nil, code, op, text))
+}
+
+func (c *conn) end(frame []byte) {
+	c.cut = true
+	c.out.copyIn(frame)
+	c.outstanding.Store(int64(c.out.bytes))
+}
+
+// The rest of this file runs on the loop.
+
+// request returns the number of the next request.
+func (c *conn) request() uint64 {
+	if c.next-c.head.Load() >= uint64(len(c.answers.slots)) { // the slice itself changes on the loop only
+		c.mu.Lock()
+		if c.next-c.answers.head >= uint64(len(c.answers.slots)) {
+			c.answers.grow()
+		}
+		c.mu.Unlock()
+	}
+	req := c.next
+	c.next++
+	return req
+}
+
+// pending is the number of requests whose answers have not been queued.
+func (c *conn) pending() int { return int(c.next - c.head.Load()) }
+
+// reading reports whether frames are still taken in.
+func (c *conn) reading() bool { return c.phase == phaseConnecting || c.phase == phaseOpen }
+
+// refuse answers what the client did wrong, in its turn, and closes the connection behind that.
+func (c *conn) refuse(code protocol.ErrorCode, op protocol.Op, text string) {
+	c.interruptPulls()
+	req := c.request()
+	c.final = protocol.AppendErr(nil, code, op, text)
+	c.Complete(req, c.final)
+	c.closing(c.loop.now + c.srv.opts.AnswerGrace)
+}
+
+// closing stops the intake. What is owed leaves, until at the latest.
+func (c *conn) closing(until time.Duration) {
+	if c.phase >= phaseClosing {
+		return
+	}
+	c.phase = phaseClosing
+	c.until = until
+	c.part.drop()
+}
+
+// write sends what is queued and moves a closing connection along. It reports false when the connection is to be
+// destroyed.
+func (c *conn) write() bool {
+	if c.blocked && c.unblocked.Swap(false) {
+		c.blocked = false
+	}
+	ok, empty, cut := c.send()
+	if !ok {
+		return false
+	}
+	if cut && c.phase < phaseClosing {
+		c.closing(c.loop.now + c.srv.opts.Linger)
+	}
+	if c.phase == phaseClosing && empty && cut {
+		c.phase = phaseLinger
+		c.until = c.loop.now + c.srv.opts.Linger
+		// Closing now would answer bytes that the client is still sending with a reset, and a reset throws away what
+		// the client has not read yet: the error it should see. So only our side closes, and the loop goes on
+		// throwing away what comes until the client closes too.
+		return shutdownWrite(c.fd)
+	}
+	return true
+}
+
+// send writes until the queue is empty, the socket is full or the connection's turn is over. ok is false when the socket
+// is broken; cut says that nothing more will be queued.
+func (c *conn) send() (ok, empty, cut bool) {
+	l := c.loop
+	left := turnBytes
+	for {
+		var n int
+		writable := false
+		c.mu.Lock()
+		l.iov, n = c.out.gather(l.iov, left)
+		empty = c.out.bytes == 0
+		if empty && c.next == c.answers.head && c.phase == phaseClosing {
+			c.cut = true // a push that comes now would find our side shut
+		}
+		cut = c.cut
+		c.mu.Unlock()
+		if empty {
+			c.progress = l.now
+			return true, true, cut
+		}
+		if c.blocked {
+			return true, false, cut
+		}
+		if left <= 0 {
+			c.Flush()
+			return true, false, cut
+		}
+		sent, err := writev(c.fd, l.iov)
+		clear(l.iov)
+		if err != nil && !wouldBlock(err) {
+			return false, false, cut
+		}
+		if sent > 0 {
+			left -= sent
+			c.progress = l.now
+			c.srv.bytesOut.Add(uint64(sent))
+			c.mu.Lock()
+			l.done = c.out.consume(sent, l.done[:0])
+			c.outstanding.Store(int64(c.out.bytes))
+			if c.above && c.out.bytes <= coord.OutboundPause/2 {
+				c.above, writable = false, true
+			}
+			c.mu.Unlock()
+			for i, owner := range l.done {
+				owner.Release()
+				l.done[i] = nil
+			}
+			if writable && c.announced {
+				c.srv.opts.Handler.ClientWritable(c)
+			}
+		}
+		if sent < n { // the socket is full
+			c.blocked = true
+			c.progress, c.sampled, c.kernelQueue = l.now, l.now, unsent(c.fd)
+			c.srv.poller.arm(c)
+		}
+	}
+}
+
+// release gives back everything when gnet has closed the connection.
+func (c *conn) release() {
+	c.part.drop()
+	c.mu.Lock()
+	c.closed = true
+	done := c.out.drop(nil)
+	c.answers = answerRing{head: c.answers.head}
+	c.out.segs = nil
+	c.outstanding.Store(0)
+	c.mu.Unlock()
+	for _, owner := range done {
+		owner.Release()
+	}
+}
+
+// trim gives back the memory that a burst has left behind on a connection that is idle now.
+func (c *conn) trim() {
+	c.mu.Lock()
+	if c.next == c.answers.head && len(c.answers.slots) > minSlots {
+		c.answers = answerRing{head: c.answers.head}
+	}
+	if c.out.bytes == 0 && cap(c.out.segs) > maxIovecs {
+		c.out.segs = nil
+	}
+	c.mu.Unlock()
+}

@@ -1,0 +1,211 @@
+package client
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/panjf2000/gnet/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/mortarmq/mortarmq/engine/coord"
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// loop is what belongs to one event loop of gnet.
+type loop struct {
+	srv *Server
+	gl  gnet.EventLoop
+
+	// Of the loop.
+	ingress   Ingress
+	submitted bool // ingress holds something
+	now       time.Duration
+	wheel     wheel
+	conns     int
+	pub       protocol.Pub     // the PUB in hand
+	iov       []unix.Iovec     // of one writev
+	done      []coord.Releaser // owners of what it sent
+	spare     []*conn
+	stopping  bool
+
+	// Of any goroutine.
+	waking   atomic.Int32 // calls of wake in progress
+	mu       sync.Mutex
+	list     []*conn // connections to look at
+	tickDue  bool
+	stopDue  bool
+	awake    bool // the loop has been told, and has not looked yet
+	detached bool // gnet is ending: the loop cannot be woken any more
+}
+
+func newLoop(s *Server, gl gnet.EventLoop) *loop {
+	l := &loop{
+		srv: s, gl: gl,
+		ingress: s.opts.Handler.NewIngress(),
+		now:     s.now(),
+		iov:     make([]unix.Iovec, 0, maxIovecs),
+	}
+	l.wheel.tick = s.tick
+	l.wheel.current = int64(l.now / s.tick)
+	return l
+}
+
+// post has the loop look at c. Any goroutine.
+func (l *loop) post(c *conn) {
+	l.mu.Lock()
+	l.list = append(l.list, c)
+	l.wakeLocked()
+}
+
+// postTick has the loop serve its timers. Any goroutine.
+func (l *loop) postTick() {
+	l.mu.Lock()
+	l.tickDue = true
+	l.wakeLocked()
+}
+
+// postStop has the loop close its connections gracefully. Any goroutine.
+func (l *loop) postStop() {
+	l.mu.Lock()
+	l.stopDue = true
+	l.wakeLocked()
+}
+
+// wakeLocked unlocks l.mu and wakes the loop unless that was done already.
+func (l *loop) wakeLocked() {
+	wake := !l.awake && !l.detached
+	if wake {
+		l.awake = true
+		l.waking.Add(1)
+	}
+	l.mu.Unlock()
+	if wake {
+		// The only error is that the engine is shutting down; there is nobody to wake then.
+		_ = l.gl.Execute(context.Background(), l)
+		l.waking.Add(-1)
+	}
+}
+
+// detach ends the wake-ups before gnet closes the descriptor that they write to: its number may be another file's next.
+func (l *loop) detach() {
+	l.mu.Lock()
+	l.detached = true
+	l.mu.Unlock()
+	for l.waking.Load() != 0 {
+		runtime.Gosched()
+	}
+}
+
+// Run implements gnet.Runnable: it serves what was posted.
+func (l *loop) Run(context.Context) error {
+	l.now = l.srv.now()
+	l.mu.Lock()
+	list, tick, stop := l.list, l.tickDue, l.stopDue
+	l.list = l.spare[:0]
+	l.tickDue, l.stopDue, l.awake = false, false, false
+	l.mu.Unlock()
+
+	for i, c := range list {
+		list[i] = nil
+		c.queued.Store(false) // before looking: what is queued from now on posts again
+		if c.gc != nil {
+			l.settleOrClose(c)
+		}
+	}
+	l.spare = list[:0]
+	if stop && !l.stopping {
+		l.stopping = true
+		l.wheel.each(l.beginStop)
+	}
+	if tick {
+		l.wheel.advance(l.now, l.look)
+	}
+	if l.submitted {
+		l.flush()
+	}
+	return nil
+}
+
+func (l *loop) flush() {
+	l.submitted = false
+	l.ingress.Flush()
+}
+
+// open takes a connection in.
+func (l *loop) open(c *conn) {
+	l.now = l.srv.now()
+	l.conns++
+	c.opened, c.heard, c.progress = l.now, l.now, l.now
+	l.wheel.schedule(c, c.due())
+	if l.stopping {
+		l.beginStop(c)
+	}
+}
+
+// traffic serves a readable event.
+func (l *loop) traffic(c *conn, b []byte) gnet.Action {
+	l.now = l.srv.now()
+	l.srv.bytesIn.Add(uint64(len(b)))
+	c.queued.Store(true) // answers that come meanwhile need no wake-up
+	c.intake(b)
+	if l.submitted {
+		l.flush()
+	}
+	c.queued.Store(false)
+	if !l.settle(c) {
+		return gnet.Close
+	}
+	return gnet.None
+}
+
+// settle writes what c has to send and sees to its timers. False: c is to be destroyed.
+func (l *loop) settle(c *conn) bool {
+	if !c.write() {
+		return false
+	}
+	l.wheel.schedule(c, c.due())
+	return true
+}
+
+func (l *loop) settleOrClose(c *conn) {
+	if !l.settle(c) {
+		l.destroy(c)
+	}
+}
+
+// destroy closes c's socket at once.
+func (l *loop) destroy(c *conn) {
+	_ = l.gl.Close(c.gc) // errors of close(2) on a socket tell nothing that could be acted on
+}
+
+// closed lets go of c; gnet closes its socket afterwards.
+func (l *loop) closed(c *conn) {
+	l.conns--
+	l.wheel.remove(c)
+	l.srv.poller.forget(c)
+	c.release()
+	c.gc = nil
+	if c.announced {
+		l.srv.opts.Handler.ClientClosed(c)
+	}
+	l.srv.connections.Add(-1)
+}
+
+// look serves c's timers; c has just left the wheel.
+func (l *loop) look(c *conn) {
+	if c.expire() {
+		l.settleOrClose(c)
+	} else {
+		l.destroy(c)
+	}
+}
+
+// beginStop closes c gracefully: what it has asked is answered.
+func (l *loop) beginStop(c *conn) {
+	c.interruptPulls()
+	c.closing(l.now + maxStop)
+	l.settleOrClose(c)
+}
