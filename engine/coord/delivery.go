@@ -1,0 +1,411 @@
+package coord
+
+import (
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/ledger"
+	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// delivery brings messages to consumers and keeps the ledger. It belongs to the coordinator's goroutine.
+//
+// Events only change state and put consumers into turn; messages are sent, and ledger records proposed, in tick, which
+// the coordinator calls at the end of every turn of its loop. So everything that arrived together is answered together,
+// with one record per journal and one flush per connection.
+type delivery struct {
+	c    *Coordinator
+	deps deliveryDeps
+	log  *slog.Logger
+
+	ledgers []*ledgerLog // by journal
+	groups  map[uint16]*groupDelivery
+
+	parts      map[uint32]*partition
+	tails      []tail // by journal
+	tailBytes  int64
+	tailBudget int64
+
+	reads      map[uint64]*coldRead
+	readTag    uint64
+	spareReads []*coldRead
+	stalled    []*reader
+	coldBytes  int64
+
+	turn       deque[*consumer] // those that may be sent something
+	waiting    pullHeap
+	sparePulls []*pull
+	deliveries uint64 // counts delivery ids
+
+	out     *sendBuffer
+	head    []byte
+	msg     protocol.Msg
+	rec     wal.Record
+	ack     protocol.Ack
+	nack    protocol.Nack
+	pullMsg protocol.Pull
+	creditM protocol.Credit
+	frame   []byte
+
+	latency latency
+}
+
+var _ deliverer = (*delivery)(nil)
+
+// deliveryDeps is what delivery asks of the coordinator that owns it.
+type deliveryDeps struct {
+	// meta is the folded metadata, epoch the leader epoch; both are asked when needed.
+	meta  func() *metadata.State
+	epoch func() wal.Epoch
+	// readDone is where the store reports a finished read, on any goroutine.
+	readDone func(*wal.ReadRequest)
+	// tailBytes is the memory in bytes for rounds that are written out already.
+	tailBytes int64
+}
+
+// groupDelivery is what delivery knows of a group.
+type groupDelivery struct {
+	id, topic uint16
+	opts      ledger.Options
+	readers   []*reader // by partition
+	// Since the broker's start.
+	acked0, dropped0 uint64 // what recovery found
+	exhausted        uint64
+}
+
+// newDelivery makes the delivery of a coordinator whose options, log and placement are set.
+func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
+	d := &delivery{
+		c: c, deps: deps, log: c.logger,
+		groups: make(map[uint16]*groupDelivery), parts: make(map[uint32]*partition), reads: make(map[uint64]*coldRead),
+		tails: make([]tail, c.journals), tailBudget: deps.tailBytes,
+	}
+	for j := range c.journals {
+		d.ledgers = append(d.ledgers, newLedgerLog(j, c.opts.Seed))
+	}
+	d.latency.init()
+	return d
+}
+
+// bounds implements deliverer.
+func (d *delivery) bounds(topic, id uint16, first, last wal.Sequence) {
+	// The registry is not there yet; recovered drops the partitions whose topics are gone.
+	d.parts[partitionKey(topic, id)] = &partition{
+		topic: topic, id: id, journal: d.c.placement(topic, id), first: first, last: last,
+	}
+}
+
+// recovered implements deliverer.
+func (d *delivery) recovered() error {
+	d.c.now, d.c.wallMs = d.c.opts.Now(), d.c.opts.WallMs()
+	if d.c.quarantined != "" {
+		return nil // nobody knows which groups there are: the cursors stay as they are
+	}
+	for k, p := range d.parts {
+		if _, ok := d.c.Registry().Topic(p.topic); !ok {
+			delete(d.parts, k)
+		}
+	}
+	for _, g := range d.deps.meta().Groups() {
+		d.openGroup(g.ID, g.Topic, g.Policy, int(g.Settings.MaxAttempts))
+	}
+	for _, l := range d.ledgers {
+		for _, cur := range slices.Clone(l.book.Cursors()) {
+			if d.readerOf(cur.Key()) == nil {
+				l.book.Forget(cur) // its group was deleted, and the broker died before the ledger knew
+			}
+		}
+		l.book.Restore(d.c.now, d.c.wallMs, &l.fx)
+		d.effects(l)
+	}
+	for _, g := range d.groups {
+		for _, rd := range g.readers {
+			rd.cur.Committed(sequence(rd.part.last))
+			s := rd.cur.Stats()
+			g.acked0 += s.Acked
+			g.dropped0 += s.Dropped
+			if s.Last > sequence(rd.part.last) {
+				d.log.Error("a group's cursor is beyond the end of its partition: messages are missing there; what is published from now on is delivered from the cursor on",
+					slog.Int("group", int(g.id)), slog.Int("topic", int(g.topic)), slog.Int("partition", int(rd.part.id)),
+					slog.Uint64("cursor", uint64(s.Last)), slog.Uint64("last", uint64(rd.part.last)))
+			}
+		}
+	}
+	return nil
+}
+
+// groupCreated implements deliverer.
+func (d *delivery) groupCreated(group, topic uint16, policy protocol.StartPolicy) {
+	if d.groups[group] != nil {
+		return
+	}
+	maxAttempts := 0
+	if g := d.deps.meta().Group(group); g != nil {
+		maxAttempts = int(g.Settings.MaxAttempts)
+	}
+	d.openGroup(group, topic, policy, maxAttempts)
+}
+
+// openGroup makes a group's readers. A cursor that the ledger does not have starts where the policy says: it is new, or
+// the broker died between the group's creation and its START, when nothing can have been delivered yet.
+func (d *delivery) openGroup(id, topic uint16, policy protocol.StartPolicy, maxAttempts int) {
+	t, ok := d.c.Registry().Topic(topic)
+	if !ok {
+		d.log.Error("a group's topic is missing, it is not served", slog.Int("group", int(id)), slog.Int("topic", int(topic)))
+		return
+	}
+	g := &groupDelivery{id: id, topic: topic, opts: ledger.DefaultOptions()}
+	if d.c.opts.DeliveryLease > 0 {
+		g.opts.Lease = d.c.opts.DeliveryLease
+	}
+	if maxAttempts == 0 {
+		maxAttempts = d.c.opts.DeliveryMaxAttempts
+	}
+	if maxAttempts > 0 {
+		g.opts.MaxAttempts = maxAttempts
+	}
+	d.groups[id] = g
+	for i := range t.Partitions {
+		p := d.partition(topic, i)
+		rd := &reader{part: p, ledger: d.ledgers[p.journal], group: g}
+		k := ledger.Key{Group: id, Topic: topic, Partition: i}
+		if rd.cur = rd.ledger.book.Cursor(k); rd.cur != nil {
+			rd.cur.Configure(&g.opts)
+		} else {
+			floor := max(p.first, 1) - 1
+			if policy == protocol.StartLatest {
+				floor = p.last
+			}
+			rd.cur = rd.ledger.book.Open(k, &g.opts, sequence(floor))
+			rd.cur.Committed(sequence(p.last))
+		}
+		g.readers = append(g.readers, rd)
+		p.readers = append(p.readers, rd)
+	}
+}
+
+// groupDeleted implements deliverer.
+func (d *delivery) groupDeleted(group uint16) {
+	g := d.groups[group]
+	if g == nil {
+		return
+	}
+	delete(d.groups, group)
+	for _, rd := range g.readers {
+		d.detach(rd, true)
+		rd.ledger.book.Forget(rd.cur)
+		rd.part.readers = slices.DeleteFunc(rd.part.readers, func(o *reader) bool { return o == rd })
+	}
+}
+
+// topicDeleted implements deliverer.
+func (d *delivery) topicDeleted(topic uint16) {
+	for k, p := range d.parts {
+		if p.topic == topic {
+			delete(d.parts, k) // its rounds leave the tail in their turn
+		}
+	}
+}
+
+// readerOf returns the reader that a cursor belongs to, nil if its group is gone.
+func (d *delivery) readerOf(k ledger.Key) *reader { return d.reader(k.Group, k.Topic, k.Partition) }
+
+func (d *delivery) reader(group, topic, partition uint16) *reader {
+	g := d.groups[group]
+	if g == nil || g.topic != topic || int(partition) >= len(g.readers) {
+		return nil
+	}
+	return g.readers[partition]
+}
+
+// openSub implements deliverer.
+func (d *delivery) openSub(s *subscription) {
+	s.consumer = &consumer{sub: s, credit: newCredit(s.windowCount, s.windowBytes)}
+}
+
+// closeSub implements deliverer.
+func (d *delivery) closeSub(s *subscription, graceful bool) {
+	con := s.consumer
+	if con == nil || con.sub == nil {
+		return
+	}
+	for p := con.pulls[0]; p != nil; p = con.pulls[0] {
+		d.finish(p, s.ended, s.endedText)
+	}
+	for len(con.readers) > 0 {
+		d.detach(con.readers[len(con.readers)-1], graceful)
+	}
+	con.sub = nil
+	con.ready = deque[*reader]{}
+}
+
+// own implements deliverer.
+func (d *delivery) own(s *subscription, partition uint16, ownershipEpoch uint64) {
+	rd := d.reader(s.group, s.topic, partition)
+	if rd == nil || s.consumer == nil || s.consumer.sub == nil {
+		return
+	}
+	if rd.con != nil {
+		d.detach(rd, true)
+	}
+	con := s.consumer
+	rd.con, rd.epoch, rd.draining = con, ownershipEpoch, false
+	rd.at = len(con.readers)
+	con.readers = append(con.readers, rd)
+	rd.cur.Own(ledger.Owner{Member: s.member, Epoch: ownershipEpoch})
+	d.wake(rd)
+}
+
+// drain implements deliverer.
+func (d *delivery) drain(group, topic, partition uint16, ownershipEpoch uint64) {
+	if rd := d.reader(group, topic, partition); rd != nil && rd.epoch == ownershipEpoch {
+		rd.draining = true
+	}
+}
+
+// disown implements deliverer.
+func (d *delivery) disown(group, topic, partition uint16, ownershipEpoch uint64, graceful bool) {
+	if rd := d.reader(group, topic, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
+		d.detach(rd, graceful)
+	}
+}
+
+// detach takes a partition from its owner.
+func (d *delivery) detach(rd *reader, graceful bool) {
+	con := rd.con
+	if con == nil {
+		return
+	}
+	if graceful {
+		rd.cur.Return()
+	} else {
+		rd.cur.Lost(d.c.now)
+	}
+	rd.cur.Disown(rd.epoch)
+	last := con.readers[len(con.readers)-1]
+	con.readers[rd.at], last.at = last, rd.at
+	con.readers[len(con.readers)-1] = nil
+	con.readers = con.readers[:len(con.readers)-1]
+	if rd.ready {
+		d.unready(rd)
+	}
+	rd.con, rd.draining, rd.reported, rd.sample = nil, false, 0, sample{}
+	d.dropCold(rd)
+}
+
+// unready takes a reader out of its consumer's ready ones.
+func (d *delivery) unready(rd *reader) {
+	q := &rd.con.ready
+	for range q.len() {
+		if o := q.pop(); o != rd {
+			q.push(o)
+		}
+	}
+	rd.ready = false
+}
+
+// wake notes that a partition may have something to deliver.
+func (d *delivery) wake(rd *reader) {
+	if rd.con == nil || rd.draining {
+		return
+	}
+	if !rd.ready {
+		rd.ready = true
+		rd.con.ready.push(rd)
+	}
+	d.enqueue(rd.con)
+}
+
+// enqueue puts a consumer in turn, if something may be sent to it.
+func (d *delivery) enqueue(con *consumer) {
+	if !con.queued && con.wants() {
+		con.queued = true
+		d.turn.push(con)
+	}
+}
+
+// round implements deliverer.
+func (d *delivery) round(journal int, r *wal.Round) {
+	d.fold(journal, r)
+	d.addTail(journal, r)
+}
+
+// written implements deliverer.
+func (d *delivery) written(journal int, n wal.RoundNumber) {
+	d.tails[journal].written = max(d.tails[journal].written, n)
+	d.trimTail()
+}
+
+// writable implements deliverer.
+func (d *delivery) writable(client Client) {
+	d.eachConsumer(client, func(con *consumer) {
+		con.paused = false
+		d.enqueue(con)
+	})
+}
+
+// interrupt implements deliverer.
+func (d *delivery) interrupt(client Client) {
+	d.eachConsumer(client, d.hurry)
+}
+
+// hurry has the waiting PULLs answered with what there is. That is sent in tick, as usual.
+func (d *delivery) hurry(con *consumer) {
+	for _, p := range con.pulls {
+		if p != nil {
+			p.hurried = true
+			con.paused = false
+		}
+	}
+	d.enqueue(con)
+}
+
+func (d *delivery) eachConsumer(client Client, do func(*consumer)) {
+	ss := d.c.lookup(client)
+	if ss == nil {
+		return
+	}
+	for _, s := range ss.subs {
+		if s != nil && s.consumer != nil && s.consumer.sub != nil {
+			do(s.consumer)
+		}
+	}
+}
+
+// tick implements deliverer. It is called at the end of every turn of the coordinator's loop, and returns now if there is
+// more to do at once.
+func (d *delivery) tick(now time.Duration) (next time.Duration) {
+	for _, l := range d.ledgers {
+		if due := l.book.Tick(now, &l.fx); due >= 0 {
+			next = earliest(next, due)
+		}
+		d.effects(l)
+	}
+	next = earliest(next, d.resume(now))
+	for len(d.waiting) > 0 && d.waiting[0].deadline <= now {
+		p := d.waiting[0]
+		d.waiting.remove(p)
+		p.expired = true
+		p.con.paused = false
+		d.enqueue(p.con)
+	}
+	d.serveTurn()
+	if len(d.waiting) > 0 {
+		next = earliest(next, d.waiting[0].deadline)
+	}
+	for _, l := range d.ledgers {
+		d.propose(l)
+		d.checkpoint(l)
+		if l.held {
+			next = earliest(next, max(l.again, now+1))
+		}
+	}
+	d.latency.rotate(now)
+	if d.turn.len() > 0 {
+		return max(now, 1) // 0 would mean that nothing is due
+	}
+	return next
+}

@@ -1,0 +1,222 @@
+package coord
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/ledger"
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+const (
+	// maxProposals is how many ledger records of a journal may be proposed and not committed; what happens meanwhile
+	// gathers for the next one, so the batches grow with the load.
+	maxProposals = 2
+	// proposePause is how long a record waits that the journal did not take.
+	proposePause = 10 * time.Millisecond
+	// A cursor checkpoint is written when this many bytes, or records, have been folded since the last one.
+	checkpointBytes   = 16 << 20
+	checkpointRecords = 1 << 16
+)
+
+// ledgerLog is the ledger of one journal's partitions: the pure book, and the way of its records through the journal.
+type ledgerLog struct {
+	journal int
+	book    *ledger.Book
+	fx      ledger.Effects
+	// err is the reason why the ledger can't be trusted any more: a committed record that it can't fold.
+	err error
+
+	buf      []byte // the record that is being proposed
+	held     bool   // buf was not taken and is proposed again
+	again    time.Duration
+	proposal uint64
+	// answers wait for their records, in the order of the events: first those of the records in proposed, each with its
+	// number of answers, then gathered ones that have no record yet.
+	answers  deque[answer]
+	proposed deque[proposed]
+	gathered int
+
+	position     wal.Sequence // the last record folded
+	sinceBytes   int          // folded since the last checkpoint
+	sinceRecords int
+	snapshotSize int
+}
+
+// proposed is a record on its way.
+type proposed struct {
+	id      uint64
+	answers int
+}
+
+// answer is an ACK or NACK that is answered when its record has committed.
+type answer struct {
+	client Client
+	req    uint64
+	op     protocol.Op
+	since  uint64 // a sample: when the message was published, in Unix milliseconds; 0 = none
+}
+
+func newLedgerLog(journal int, seed uint64) *ledgerLog {
+	return &ledgerLog{journal: journal, book: ledger.NewBook(rand.NewPCG(seed, uint64(journal)))}
+}
+
+// later has the client answered when everything that is queued now has committed.
+func (l *ledgerLog) later(client Client, req uint64, op protocol.Op, since uint64) {
+	l.answers.push(answer{client, req, op, since})
+	l.gathered++
+}
+
+// propose sends what has gathered to the journal.
+func (d *delivery) propose(l *ledgerLog) {
+	for l.err == nil && l.proposed.len() < maxProposals {
+		if !l.held {
+			if l.buf = l.book.AppendRecord(l.buf[:0], d.c.wallMs); len(l.buf) == 0 {
+				d.settle(l, l.gathered, 0) // their events were withdrawn by a move of the cursor
+				l.gathered = 0
+				return
+			}
+		}
+		if l.held = false; l.again > d.c.now {
+			l.held = true
+			return
+		}
+		if err := d.c.log.ProposeLedger(l.journal, l.proposal+1, l.buf); err != nil {
+			// The events are in the record now, so it is kept. A journal that has failed for good ends the broker.
+			d.log.Warn("the journal does not take a ledger record, it is tried again", slog.Int("journal", l.journal), slog.Any("err", err))
+			l.held, l.again = true, d.c.now+proposePause
+			return
+		}
+		l.proposal++
+		p := proposed{id: l.proposal}
+		if !l.book.Pending() {
+			p.answers, l.gathered = l.gathered, 0
+		}
+		l.proposed.push(p)
+	}
+}
+
+// fold applies the ledger entries of a committed round and answers what waited for them.
+func (d *delivery) fold(journal int, r *wal.Round) {
+	l := d.ledgers[journal]
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind != wal.Ledger {
+			continue
+		}
+		var rec wal.Record
+		for data := r.Data(e); len(data) > 0; {
+			data = data[wal.PeekRecord(data, &rec):]
+			d.foldRecord(l, &rec)
+		}
+	}
+}
+
+func (d *delivery) foldRecord(l *ledgerLog, rec *wal.Record) {
+	if l.err != nil {
+		return
+	}
+	l.position = rec.Sequence
+	l.sinceRecords++
+	l.sinceBytes += len(rec.Value)
+	if err := l.book.Apply(rec.Value, d.c.now, &l.fx); err != nil {
+		d.distrust(l, fmt.Errorf("ledger record %d of journal %d: %w", rec.Sequence, l.journal, err))
+		return
+	}
+	d.effects(l)
+	if l.proposed.len() > 0 && l.proposed.front().id == rec.ProducerSeq {
+		d.settle(l, l.proposed.pop().answers, 0)
+	}
+}
+
+// distrust stops the deliveries of a journal's partitions: going on could acknowledge what is not on record.
+func (d *delivery) distrust(l *ledgerLog, err error) {
+	l.err = err
+	d.log.Error("the delivery ledger can't be trusted, its partitions are not delivered any more: keep the files, restart the broker, and report this", slog.Any("err", err))
+	d.settle(l, l.answers.len(), protocol.CodeInternal)
+	l.gathered = 0
+}
+
+// settle answers the n oldest: with OK, or with code.
+func (d *delivery) settle(l *ledgerLog, n int, code protocol.ErrorCode) {
+	for range n {
+		a := l.answers.pop()
+		if code != 0 {
+			d.c.answerErr(a.client, a.req, a.op, code, "")
+			continue
+		}
+		d.c.answerOK(a.client, a.req, a.op)
+		if a.since != 0 {
+			d.latency.record(d.c.wallMs, a.since)
+		}
+	}
+}
+
+// effects carries out what the ledger asks for.
+func (d *delivery) effects(l *ledgerLog) {
+	for _, cur := range l.fx.Ready {
+		if rd := d.readerOf(cur.Key()); rd != nil {
+			d.wake(rd)
+		}
+	}
+	for i := range l.fx.Exhausted {
+		d.exhausted(&l.fx.Exhausted[i])
+	}
+	l.fx.Reset()
+}
+
+// exhausted takes a message that is out of attempts or was rejected. As long as it has no other place to go, it stays,
+// and is tried again at the largest interval: nothing is thrown away.
+func (d *delivery) exhausted(e *ledger.Exhausted) {
+	if !e.Cursor.Defer(e.Sequence, d.c.now) {
+		return
+	}
+	if g := d.groups[e.Cursor.Key().Group]; g != nil {
+		g.exhausted++
+	}
+	k := e.Cursor.Key()
+	d.log.Warn("a message is out of attempts and is tried again later", slog.Int("group", int(k.Group)), slog.Int("topic", int(k.Topic)),
+		slog.Int("partition", int(k.Partition)), slog.Uint64("sequence", uint64(e.Sequence)), slog.Int("failures", e.Failures),
+		slog.String("reason", e.Reason.String()))
+}
+
+// checkpoint writes the cursors down, so that the records before need not be read again.
+func (d *delivery) checkpoint(l *ledgerLog) {
+	if l.err != nil || l.sinceBytes < checkpointBytes && l.sinceRecords < checkpointRecords {
+		return
+	}
+	data := l.book.AppendSnapshot(make([]byte, 0, l.snapshotSize+l.snapshotSize/8), d.c.now, d.c.wallMs)
+	l.snapshotSize = len(data)
+	d.c.store.SaveSnapshot(l.journal, wal.SnapshotCursors, uint64(l.position), data)
+	l.sinceBytes, l.sinceRecords = 0, 0
+}
+
+// restore implements deliverer.
+func (d *delivery) restore(journal int, position uint64, snapshot []byte) error {
+	l := d.ledgers[journal]
+	if err := l.book.Load(snapshot); err != nil {
+		return fmt.Errorf("cursor checkpoint of journal %d at ledger record %d: %w", journal, position, err)
+	}
+	l.position = wal.Sequence(position)
+	l.snapshotSize = len(snapshot)
+	return nil
+}
+
+// replay implements deliverer.
+func (d *delivery) replay(journal int, r *wal.Record) error {
+	l := d.ledgers[journal]
+	if r.Sequence <= l.position {
+		return nil
+	}
+	if err := l.book.Apply(r.Value, 0, &l.fx); err != nil {
+		return fmt.Errorf("ledger record %d of journal %d: %w", r.Sequence, journal, err)
+	}
+	l.fx.Reset()
+	l.position = r.Sequence
+	l.sinceRecords++
+	l.sinceBytes += len(r.Value)
+	return nil
+}

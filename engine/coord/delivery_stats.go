@@ -1,0 +1,101 @@
+package coord
+
+import (
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// latency holds the time from PUB to a durable ACK, sampled, over the last minute.
+type latency struct {
+	window *hdrhistogram.WindowedHistogram
+	next   time.Duration // when the oldest part of the window goes
+}
+
+const (
+	latencyParts    = 6
+	latencyInterval = 10 * time.Second
+	maxLatencyMs    = 3_600_000
+)
+
+func (l *latency) init() {
+	l.window = hdrhistogram.NewWindowed(latencyParts, 1, maxLatencyMs, 2)
+}
+
+// record takes a sample: the wall clock now and at the publish, in milliseconds. The clock may have stepped in between.
+func (l *latency) record(nowMs, sinceMs uint64) {
+	ms := int64(1)
+	if nowMs > sinceMs {
+		ms = min(int64(nowMs-sinceMs), maxLatencyMs)
+	}
+	_ = l.window.Current.RecordValue(ms) // it is within the histogram's range
+}
+
+func (l *latency) rotate(now time.Duration) {
+	for l.next <= now {
+		if l.next == 0 {
+			l.next = now
+		} else {
+			l.window.Rotate()
+		}
+		l.next += latencyInterval
+	}
+}
+
+// endToEnd returns the time from a publish to its durable ACK over the last minute.
+func (d *delivery) endToEnd() Quantiles {
+	h := d.latency.window.Merge()
+	return Quantiles{
+		P50Ms: float64(h.ValueAtQuantile(50)), P90Ms: float64(h.ValueAtQuantile(90)), P99Ms: float64(h.ValueAtQuantile(99)),
+		Count: uint64(h.TotalCount()),
+	}
+}
+
+// groupStats implements deliverer.
+func (d *delivery) groupStats(g *GroupStats) {
+	gd := d.groups[g.ID]
+	if gd == nil {
+		return
+	}
+	var acked, dropped uint64
+	for i, rd := range gd.readers {
+		s := rd.cur.Stats()
+		g.Lag = max(g.Lag, s.Depth)
+		g.InFlight += s.InFlight
+		g.Waiting += s.Unsettled - s.InFlight
+		g.Retries += s.Retried
+		acked += s.Acked
+		dropped += s.Dropped
+		if i < len(g.Parts) {
+			p := &g.Parts[i]
+			p.AckFloor, p.Lag, p.InFlight = uint64(s.Floor), s.Depth, s.InFlight
+		}
+	}
+	g.Acknowledged = acked - gd.acked0
+	g.Dropped = dropped - gd.dropped0
+}
+
+// topicStats implements deliverer.
+func (d *delivery) topicStats(t *TopicStats) {
+	for i := range t.Parts {
+		p := d.parts[partitionKey(t.ID, uint16(i))]
+		if p == nil {
+			continue
+		}
+		t.Parts[i].FirstSeq, t.Parts[i].LastSeq = uint64(p.first), uint64(p.last)
+		t.Produced += p.produced
+		t.ProducedBytes += p.producedBytes
+		for _, rd := range p.readers {
+			s := rd.cur.Stats()
+			t.Parts[i].Depth = max(t.Parts[i].Depth, s.Depth)
+			t.Delivered += s.Acked
+			t.Dropped += s.Dropped
+		}
+	}
+	for _, g := range d.groups {
+		if g.topic == t.ID {
+			t.Delivered -= g.acked0
+			t.Dropped -= g.dropped0
+		}
+	}
+}

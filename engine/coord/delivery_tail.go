@@ -1,0 +1,131 @@
+package coord
+
+import (
+	"sort"
+
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// tailRun is a run of consecutive records of a partition in a round that is still in memory. The runs of a partition
+// follow each other without a gap.
+type tailRun struct {
+	round *wal.Round
+	first wal.Sequence
+	count uint32
+	data  []byte
+}
+
+// tail is what is in memory of one journal: its latest committed rounds, those with messages. It holds one reference on
+// each.
+type tail struct {
+	rounds  deque[*wal.Round]
+	written wal.RoundNumber
+}
+
+// partition is what delivery knows of a partition, whatever group reads it.
+type partition struct {
+	topic, id uint16
+	journal   int
+	// first is the oldest sequence that is stored, last the last committed one.
+	first, last wal.Sequence
+	runs        deque[tailRun]
+	readers     []*reader
+	// Since the broker's start.
+	produced, producedBytes uint64
+}
+
+// addTail takes in the messages of a committed round and wakes who waits for them.
+func (d *delivery) addTail(journal int, r *wal.Round) {
+	kept := false
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind != wal.Messages {
+			continue
+		}
+		p := d.partition(e.Stream.Topic, e.Stream.Partition)
+		if p == nil {
+			continue // the topic was deleted meanwhile
+		}
+		if !kept {
+			kept = true
+			r.Retain()
+			d.tails[journal].rounds.push(r)
+			d.tailBytes += int64(r.Bytes())
+		}
+		p.runs.push(tailRun{round: r, first: e.First, count: e.Count, data: r.Data(e)})
+		if p.first == 0 {
+			p.first = e.First
+		}
+		p.last = e.Last()
+		p.produced += uint64(e.Count)
+		p.producedBytes += uint64(e.Len) - uint64(e.Count)*wal.RecordHeaderLen
+		for _, rd := range p.readers {
+			if rd.cur.Committed(sequence(p.last)) {
+				d.wake(rd)
+			}
+		}
+	}
+	d.trimTail()
+}
+
+// trimTail drops the oldest rounds that are written out while more is kept than the budget (Options.TailBytes) allows.
+// Others are kept beyond it: they are nowhere else to be read.
+func (d *delivery) trimTail() {
+	for d.tailBytes > d.tailBudget {
+		oldest := -1
+		for j := range d.tails {
+			t := &d.tails[j]
+			if t.rounds.len() > 0 && (*t.rounds.front()).Number <= t.written &&
+				(oldest < 0 || t.rounds.len() > d.tails[oldest].rounds.len()) {
+				oldest = j
+			}
+		}
+		if oldest < 0 {
+			return
+		}
+		d.dropRound(d.tails[oldest].rounds.pop())
+	}
+}
+
+func (d *delivery) dropRound(r *wal.Round) {
+	d.tailBytes -= int64(r.Bytes())
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind != wal.Messages {
+			continue
+		}
+		// A partition's runs are in the order of the rounds, so its first one is this round's, if it has any of it.
+		p := d.parts[partitionKey(e.Stream.Topic, e.Stream.Partition)]
+		if p != nil && p.runs.len() > 0 && p.runs.front().round == r && p.runs.front().first == e.First {
+			p.runs.pop()
+		}
+	}
+	r.Release()
+}
+
+// inTail tells whether the message is in memory.
+func (p *partition) inTail(seq wal.Sequence) bool {
+	return p.runs.len() > 0 && p.runs.front().first <= seq && seq <= p.last
+}
+
+// findRun returns the number of the run that holds seq, which is in memory.
+func (p *partition) findRun(seq wal.Sequence) uint64 {
+	n := sort.Search(p.runs.len(), func(i int) bool { return p.runs.at(p.runs.head+uint64(i)).first > seq })
+	return p.runs.head + uint64(n) - 1
+}
+
+func partitionKey(topic, partition uint16) uint32 { return uint32(topic)<<16 | uint32(partition) }
+
+// partition returns the partition, which is made on first use; nil if there is no such topic.
+func (d *delivery) partition(topic, id uint16) *partition {
+	k := partitionKey(topic, id)
+	p := d.parts[k]
+	if p == nil {
+		if t, ok := d.c.Registry().Topic(topic); !ok || id >= t.Partitions {
+			return nil
+		}
+		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id)}
+		d.parts[k] = p
+	}
+	return p
+}
