@@ -190,13 +190,15 @@ func (b *Broker) damage(p *partition) {
 func (c *cursor) restart(f Faults) {
 	c.confirmed = false
 	for seq := range c.inFlight {
-		if f.SkipUnacked {
-			c.done[seq] = struct{}{}
-		} else {
-			c.returned = append(c.returned, seq)
-		}
+		c.returned = append(c.returned, seq)
 	}
 	clear(c.inFlight)
+	if f.SkipUnacked {
+		for _, seq := range c.returned {
+			c.done[seq] = struct{}{}
+		}
+		c.returned = nil
+	}
 	if f.ForgetAcks {
 		c.next, c.returned = 1, nil
 		clear(c.done)

@@ -27,6 +27,8 @@ func (b *Broker) handle(c *conn, op protocol.Op, payload []byte) bool {
 		err = b.ack(c, payload)
 	case protocol.OpCredit:
 		err = b.credit(c, payload)
+	case protocol.OpPull:
+		err = b.pull(c, payload)
 	default:
 		err = protocol.CodeUnknownOp
 	}
@@ -244,24 +246,45 @@ func (b *Broker) credit(c *conn, payload []byte) error {
 	return nil
 }
 
+// pull answers at once with what there is: no long poll.
+func (b *Broker) pull(c *conn, payload []byte) error {
+	var req protocol.Pull
+	if err := req.Decode(payload); err != nil {
+		return err
+	}
+	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
+		return protocol.CodeUnknownMember
+	}
+	s := c.subs[req.SubscriptionID-1]
+	limit := int(req.MaxMsgs)
+	for p := range s.group.cursor {
+		if s.group.cursor[p].confirmed {
+			limit -= b.pump(s, uint16(p), limit)
+		}
+	}
+	c.send(protocol.AppendOKEmpty(nil, protocol.OpPull))
+	return nil
+}
+
 // pumpAll delivers whatever there is credit for.
 func (b *Broker) pumpAll() {
 	for _, g := range b.groups {
 		if s := g.sub; s != nil && s.stream {
 			for p := range g.cursor {
 				if g.cursor[p].confirmed {
-					b.pump(s, uint16(p))
+					b.pump(s, uint16(p), len(b.topics[g.topic-1].partitions[p].log))
 				}
 			}
 		}
 	}
 }
 
-func (b *Broker) pump(s *subscription, part uint16) {
+// pump delivers up to limit messages of a partition and returns how many there were.
+func (b *Broker) pump(s *subscription, part uint16, limit int) (n int) {
 	cur := &s.group.cursor[part]
 	log := b.topics[s.group.topic-1].partitions[part].log
 	var frames []byte
-	for s.credit > 0 && s.creditB > 0 {
+	for n < limit && s.credit > 0 && s.creditB > 0 {
 		var seq uint64
 		if len(cur.returned) > 0 {
 			slices.Sort(cur.returned)
@@ -272,7 +295,7 @@ func (b *Broker) pump(s *subscription, part uint16) {
 		} else {
 			break
 		}
-		if _, done := cur.done[seq]; done {
+		if _, done := cur.done[seq]; done || seq > uint64(len(log)) { // a fault may have cut the log
 			continue
 		}
 		b.next++
@@ -281,10 +304,12 @@ func (b *Broker) pump(s *subscription, part uint16) {
 		m := protocol.Msg{SubscriptionID: s.id, TopicID: s.group.topic, Partition: part, Sequence: seq, DeliveryID: b.next, Attempt: 1,
 			OwnershipEpoch: uint64(part) + 1, ProducerID: rec.producer, ProducerSeq: rec.producerSeq, Key: rec.key, Value: rec.value}
 		frames = m.AppendFrame(frames)
+		n++
 		s.credit--
 		s.creditB -= len(rec.key) + len(rec.value)
 	}
 	if len(frames) > 0 {
 		s.conn.send(frames)
 	}
+	return n
 }

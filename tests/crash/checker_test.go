@@ -1,0 +1,79 @@
+package crash
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mortarmq/mortarmq/tests/harness/fakebroker"
+)
+
+// fakeTarget is the fake broker, which breaks its promises from the given crash on.
+type fakeTarget struct {
+	b       *fakebroker.Broker
+	crashes int
+	after   int
+	faults  fakebroker.Faults
+}
+
+func (t *fakeTarget) Start(context.Context) (string, error) { return t.b.Start() }
+
+func (t *fakeTarget) Flicker(time.Duration) error { return nil }
+
+func (t *fakeTarget) Kill() {
+	if t.crashes++; t.crashes >= t.after {
+		t.b.SetFaults(t.faults)
+	}
+	t.b.Crash()
+}
+
+func (t *fakeTarget) Stop() error { t.Kill(); return nil }
+
+func (t *fakeTarget) Crashed() error { return nil }
+
+func quickScenario() Scenario {
+	s := DefaultScenario(1)
+	s.Rounds, s.FullCheckEvery = 4, 2
+	s.LoadMin, s.LoadMax = 10*time.Millisecond, 20*time.Millisecond
+	return s
+}
+
+func TestScenario_AcceptsABrokerThatKeepsItsPromises(t *testing.T) {
+	s := quickScenario()
+	if err := s.Run(t.Context(), &fakeTarget{b: fakebroker.New(), after: 1, faults: fakebroker.Faults{RefuseEvery: 100}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Every promise is tested by a broker that breaks it: a checker that accepts everything would be worth nothing.
+func TestScenario_NoticesBrokenPromises(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		faults fakebroker.Faults
+		want   []string // any of these
+	}{
+		{"an acknowledged message is lost", fakebroker.Faults{LoseAcknowledged: true}, []string{"is lost", "before it was", "SEQ_GAP", "the first time it was", "were not delivered"}},
+		{"a message is stored twice", fakebroker.Faults{DuplicateStored: true}, []string{"stored twice", "was acknowledged at sequence", "before it was"}},
+		{"a bit flips", fakebroker.Faults{CorruptStored: true}, []string{"not as it was sent", "never sent"}},
+		{"acknowledged deliveries come back", fakebroker.Faults{ForgetAcks: true}, []string{"after its ACK had been answered"}},
+		{"producers are forgotten", fakebroker.Faults{ForgetProducers: true}, []string{"SEQ_GAP", "not answered as deduplicated", "the first time it was"}},
+		{"unacknowledged deliveries don't come back", fakebroker.Faults{SkipUnacked: true}, []string{"were not delivered"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := quickScenario()
+			s.patience = 500 * time.Millisecond
+			err := s.Run(t.Context(), &fakeTarget{b: fakebroker.New(), after: 2, faults: tt.faults})
+			if err == nil {
+				t.Fatal("not noticed")
+			}
+			for _, w := range tt.want {
+				if strings.Contains(err.Error(), w) {
+					return
+				}
+			}
+			t.Errorf("noticed as something else: %v", err)
+		})
+	}
+}

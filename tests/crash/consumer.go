@@ -1,0 +1,243 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/tests/harness"
+)
+
+const (
+	groupName = "workers"
+	// leaveOneIn is the share of deliveries that the consumer never answers.
+	leaveOneIn  = 8
+	creditCount = 8192
+	creditBytes = 64 << 20
+	// pullWait is a reader's long poll, pullMsgs and pullBytes the size of one answer.
+	pullWait  = 200 * time.Millisecond
+	pullMsgs  = 500
+	pullBytes = 1 << 20
+)
+
+// consumer is the group's one member: it acknowledges most of what it gets.
+type consumer struct {
+	m    *model
+	rng  *rand.Rand
+	conn *harness.Conn
+	sub  protocol.SubResult
+	out  []byte
+	acks []sentAck
+	// used is the credit to return.
+	used      int
+	usedBytes int
+}
+
+type sentAck struct {
+	part uint16
+	seq  uint64
+}
+
+func subscribe(addr string, topic uint16, group string, flags uint16) (*harness.Conn, protocol.SubResult, error) {
+	conn, err := harness.Dial(addr, "")
+	if err != nil {
+		return nil, protocol.SubResult{}, err
+	}
+	sub, err := conn.Subscribe(&protocol.Sub{Group: []byte(group), TopicID: topic, Partition: protocol.AnyPartition,
+		StartPolicy: protocol.StartEarliest, CreditCount: creditCount, CreditBytes: creditBytes, Flags: flags})
+	if err != nil {
+		conn.Close()
+		return nil, sub, err
+	}
+	return conn, sub, nil
+}
+
+// newConsumer subscribes with STREAM.
+func newConsumer(m *model, addr string, topic uint16, rng *rand.Rand) (*consumer, error) {
+	conn, sub, err := subscribe(addr, topic, groupName, protocol.SubFlagStream)
+	if err != nil {
+		return nil, err
+	}
+	return &consumer{m: m, rng: rng, conn: conn, sub: sub}, nil
+}
+
+// run consumes until the connection breaks, which is expected. An error is an answer that should not have come.
+func (c *consumer) run() error {
+	for {
+		f, err := c.conn.Next()
+		if err != nil {
+			return nil
+		}
+		if err := c.frame(&f); err != nil {
+			c.conn.Close()
+			return fmt.Errorf("consumer: %w", err)
+		}
+		if c.conn.Buffered() {
+			continue
+		}
+		if c.used > 0 {
+			cr := protocol.Credit{SubscriptionID: c.sub.SubscriptionID, MembershipEpoch: c.sub.MembershipEpoch, Mode: protocol.CreditAdd,
+				Count: uint16(c.used), Bytes: uint32(c.usedBytes)}
+			c.out = cr.AppendFrame(c.out)
+			c.used, c.usedBytes = 0, 0
+		}
+		if len(c.out) > 0 {
+			if c.conn.Send(c.out) != nil {
+				return nil
+			}
+			c.out = c.out[:0]
+		}
+	}
+}
+
+func (c *consumer) frame(f *harness.Frame) error {
+	switch f.Op {
+	case protocol.OpMsg:
+		var msg protocol.Msg
+		if err := msg.Decode(f.Payload); err != nil {
+			return err
+		}
+		c.m.delivered(&msg)
+		c.used++
+		c.usedBytes += len(msg.Key) + len(msg.Value)
+		if c.rng.IntN(leaveOneIn) == 0 {
+			return nil
+		}
+		c.m.ackSent(msg.Partition, msg.Sequence)
+		c.acks = append(c.acks, sentAck{msg.Partition, msg.Sequence})
+		ack := ackOf(&msg)
+		c.out = ack.AppendFrame(c.out)
+		return nil
+	case protocol.OpOK:
+		var ok protocol.OKFrame
+		if err := ok.Decode(f.Payload); err != nil {
+			return err
+		}
+		if ok.RequestOp == protocol.OpAck {
+			if len(c.acks) == 0 {
+				return errors.New("an answer to an ACK that was not sent")
+			}
+			c.m.ackAnswered(c.acks[0].part, c.acks[0].seq)
+			c.acks = c.acks[1:]
+		}
+		return nil
+	case protocol.OpNotice:
+		var n protocol.Notice
+		if err := n.Decode(f.Payload); err != nil {
+			return err
+		}
+		c.out = append(c.out, harness.ConfirmNotice(&n)...)
+		return nil
+	default:
+		if err := f.Err(); err != nil {
+			return err
+		}
+		return fmt.Errorf("unexpected %v", f.Op)
+	}
+}
+
+func ackOf(msg *protocol.Msg) protocol.Ack {
+	return protocol.Ack{SubscriptionID: msg.SubscriptionID, TopicID: msg.TopicID, Partition: msg.Partition, Sequence: msg.Sequence,
+		DeliveryID: msg.DeliveryID, OwnershipEpoch: msg.OwnershipEpoch}
+}
+
+// readLog reads every partition from its start up to its known end, as a group of its own, by PULL with cumulative ACKs.
+func readLog(m *model, addr string, topic uint16, group string, within time.Duration) (read int, err error) {
+	conn, sub, err := subscribe(addr, topic, group, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	check, ends := m.newLogCheck(), m.ends()
+	deadline := time.Now().Add(within)
+	if err := conn.Net().SetDeadline(deadline.Add(time.Second)); err != nil {
+		return 0, err
+	}
+	for !check.reached(ends) {
+		if time.Now().After(deadline) {
+			return 0, fmt.Errorf("group %s did not get to the end of the log within %v: next %d, ends %d", group, within, check.next, ends)
+		}
+		if err := pull(conn, &sub, check); err != nil {
+			return 0, fmt.Errorf("group %s: %w", group, err)
+		}
+	}
+	leave := protocol.Heartbeat{SubscriptionID: sub.SubscriptionID, MemberID: sub.MemberID, MembershipEpoch: sub.MembershipEpoch,
+		AssignmentEpoch: sub.AssignmentEpoch, State: protocol.MemberLeave}
+	if err := conn.Send(leave.AppendFrame(nil)); err != nil {
+		return 0, err
+	}
+	return check.finish(), nil
+}
+
+func (c *logCheck) reached(ends []uint64) bool {
+	for i, end := range ends {
+		if c.next[i] <= end {
+			return false
+		}
+	}
+	return true
+}
+
+// pull makes one request and handles everything up to its answer; what came is acknowledged cumulatively and its credit
+// returned, with requests whose answers come with the next pull.
+func pull(conn *harness.Conn, sub *protocol.SubResult, check *logCheck) error {
+	req := protocol.Pull{SubscriptionID: sub.SubscriptionID, MemberID: sub.MemberID, MembershipEpoch: sub.MembershipEpoch,
+		AssignmentEpoch: sub.AssignmentEpoch, MaxMsgs: pullMsgs, MaxBytes: pullBytes, WaitMs: uint16(pullWait.Milliseconds()), MinBytes: 1}
+	if err := conn.Send(req.AppendFrame(nil)); err != nil {
+		return err
+	}
+	last := map[uint16]protocol.Msg{}
+	credit := protocol.Credit{SubscriptionID: sub.SubscriptionID, MembershipEpoch: sub.MembershipEpoch, Mode: protocol.CreditAdd}
+	for {
+		f, err := conn.Next()
+		if err != nil {
+			return err
+		}
+		switch f.Op {
+		case protocol.OpMsg:
+			var msg protocol.Msg
+			if err := msg.Decode(f.Payload); err != nil {
+				return err
+			}
+			check.message(&msg)
+			credit.Count++
+			credit.Bytes += uint32(len(msg.Key) + len(msg.Value))
+			last[msg.Partition] = msg
+			continue
+		case protocol.OpNotice:
+			var n protocol.Notice
+			if err := n.Decode(f.Payload); err != nil {
+				return err
+			}
+			if err := conn.Send(harness.ConfirmNotice(&n)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := f.Err(); err != nil {
+			return err
+		}
+		var ok protocol.OKFrame
+		if err := ok.Decode(f.Payload); err != nil {
+			return err
+		}
+		if ok.RequestOp != protocol.OpPull {
+			continue
+		}
+		var out []byte
+		for _, msg := range last {
+			ack := ackOf(&msg)
+			ack.Flags = protocol.AckFlagCumulative
+			out = ack.AppendFrame(out)
+		}
+		if credit.Count > 0 {
+			out = credit.AppendFrame(out)
+		}
+		if len(out) == 0 {
+			return nil
+		}
+		return conn.Send(out)
+	}
+}
