@@ -293,6 +293,96 @@ func TestRecoverJournal_OneMarkSlotIsEnough(t *testing.T) {
 	j.releaseMemory()
 }
 
+// TestRecoverJournal_LostMarkLeavesTheOneBefore: the power goes while a mark is written and takes that slot along, and
+// the round that the mark before named turns out to be damaged.
+func TestRecoverJournal_LostMarkLeavesTheOneBefore(t *testing.T) {
+	pool := testPool(t)
+	d := simdisk.New(simdisk.Options{})
+	j, _, _ := openJournal(t, d, smallJournal(pool), 0)
+	w := newWriter(t, d, j)
+	for i := range 4 {
+		w.round(10, testStreams[0])
+		damaged, off := j.Flushed(), j.curOff-4096
+		j.writeMark()
+		d.Poll()
+		w.round(10, testStreams[0])
+		j.writeMark()
+		left := d.Crash(nil)
+		left.Damage(path.Join(testJournalDir, markName), j.mark.op.Off+20, 1)
+		// Without the round that says so too.
+		left.Damage(j.cur.path, off+100, 1)
+		left.Damage(j.cur.path, j.curOff-4096, 1)
+		_, _, _, err := tryJournal(left, smallJournal(pool), 0)
+		var corrupt *CorruptionError
+		if !errors.As(err, &corrupt) || corrupt.Round != damaged {
+			t.Fatalf("mark %d lost: %v, want round %d to be corrupt", i, err, damaged)
+		}
+		d.Poll()
+	}
+	w.close()
+}
+
+// TestRecoverJournal_RoundMustBeTheOneThatTheMarkNames: the mark's round is there, whole, but not the one flushed then.
+func TestRecoverJournal_RoundMustBeTheOneThatTheMarkNames(t *testing.T) {
+	pool := testPool(t)
+	s := writeJournal(t, smallJournal(pool), 300)
+	p := path.Join(testJournalDir, markName)
+	b := s.d.ReadFile(p)
+	for slot := range markSlots {
+		b := b[slot*markSlotLen:][:markSlotLen]
+		if m, ok, _ := decodeMark(p, b, 0); ok {
+			m.sum++
+			putMark(b, 0, &m)
+		}
+	}
+	s.d.WriteFile(p, b)
+	last := s.rounds[len(s.rounds)-1]
+	wantCorrupt(t, s.d, smallJournal(pool), 0, last.path, last.off, last.number)
+}
+
+func TestTail_FollowsOnlyTheNextRoundOfTheChain(t *testing.T) {
+	at := tail{number: 7, sum: 70, nonce: 3, epoch: 2}
+	tests := []struct {
+		name string
+		h    roundHeader
+		ok   bool
+	}{
+		{"next", roundHeader{number: 8, prev: 70, nonce: 3, epoch: 2}, true},
+		{"start", roundHeader{number: 8, prev: 70, nonce: 4, epoch: 3, start: true}, true},
+		{"start of a much later epoch", roundHeader{number: 8, prev: 70, nonce: 4, epoch: 30, start: true}, true},
+		{"same number", roundHeader{number: 7, prev: 70, nonce: 3, epoch: 2}, false},
+		{"one too far", roundHeader{number: 9, prev: 70, nonce: 3, epoch: 2}, false},
+		{"other chain", roundHeader{number: 8, prev: 71, nonce: 3, epoch: 2}, false},
+		{"other start", roundHeader{number: 8, prev: 70, nonce: 4, epoch: 2}, false},
+		{"older epoch", roundHeader{number: 8, prev: 70, nonce: 3, epoch: 1}, false},
+		{"later epoch without a start", roundHeader{number: 8, prev: 70, nonce: 3, epoch: 3}, false},
+		{"start of the same epoch", roundHeader{number: 8, prev: 70, nonce: 4, epoch: 2, start: true}, false},
+	}
+	for _, tt := range tests {
+		if err := at.follows(&tt.h); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+func TestRoundHeader_EveryBitIsChecked(t *testing.T) {
+	r := NewTestRound(testPool(t), 1, 5, TestRun{testStreams[0], []Record{{Sequence: 8, Value: []byte("v")}}})
+	defer r.Release()
+	if _, err := peekRoundHeader(r.buf, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	for bit := range roundHeaderLen * 8 {
+		if bit/8 >= offRoundSum && bit/8 < offRoundPrev {
+			continue // the round's own checksum
+		}
+		b := bytes.Clone(r.buf)
+		b[bit/8] ^= 1 << (bit % 8)
+		if _, err := peekRoundHeader(b, 0, 0); err == nil {
+			t.Errorf("bit %d of the header was flipped and it still passes", bit)
+		}
+	}
+}
+
 func TestRecoverJournal_KnowsWhatTheCheckpointTableKnows(t *testing.T) {
 	pool := testPool(t)
 	s := writeJournal(t, smallJournal(pool), 300, 300, 300)

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -346,7 +347,17 @@ func TestJournal_MarkIsWrittenWhenQuiet(t *testing.T) {
 	if next := j.Step(time.Second + 9*time.Millisecond); next != time.Second+19*time.Millisecond {
 		t.Fatalf("Step after another round: next %v", next)
 	}
-	if next := j.Step(time.Second + 19*time.Millisecond); next != Never || d.InFlight() != 1 || j.Idle() {
+	if err := w.append(testStreams[0], 10); err != nil {
+		t.Fatal(err)
+	}
+	if next := j.Step(time.Second + 18*time.Millisecond); next != time.Second+28*time.Millisecond {
+		t.Fatalf("Step while a round gathers: next %v", next)
+	}
+	w.round(0)
+	if next := j.Step(time.Second + 28*time.Millisecond); next != time.Second+38*time.Millisecond {
+		t.Fatalf("Step after that round: next %v", next)
+	}
+	if next := j.Step(time.Second + 38*time.Millisecond); next != Never || d.InFlight() != 1 || j.Idle() {
 		t.Fatalf("Step after 10 ms of quiet: next %v, %d in flight", next, d.InFlight())
 	}
 	d.Poll()
@@ -589,6 +600,9 @@ func checkGolden(t *testing.T, what string, b []byte, want string) {
 }
 
 func TestJournal_RunsOnARealRing(t *testing.T) {
+	// A ring is driven by one thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	pool := testPool(t)
 	rg, err := ring.New(ring.Options{})
 	if err != nil {
