@@ -1,0 +1,215 @@
+package coord
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/engine/mpsc"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// Options configures a Coordinator. Zero values stand for the defaults in parentheses.
+type Options struct {
+	// NodeID is recorded in the leader-change mutation of each start.
+	NodeID uint16
+	// PartitionDefaultCount is the partition count of a DECLARE that leaves it open (4).
+	PartitionDefaultCount int
+	// MaxMembers is the most members of a group (1); negative means the specification's max(10, partition count).
+	MaxMembers int
+	// DeliveryMaxAttempts is how many counted attempts a message gets (5).
+	DeliveryMaxAttempts int
+	// DeliveryLease is how long a delivery may stay unacknowledged (30 s).
+	DeliveryLease time.Duration
+	// PollMaxWait bounds wait_ms of PULL (5 s).
+	PollMaxWait time.Duration
+	// CreditInitialCount is the window of a SUB that names none (256 messages); its bytes keep the ratio of 256 messages
+	// to 2 MiB.
+	CreditInitialCount int
+	// MetadataSnapshotRecords (8192) and MetadataSnapshotBytes (64 MiB) bound the metadata log behind its snapshot.
+	MetadataSnapshotRecords int
+	MetadataSnapshotBytes   int64
+	// TailBytes is how much of the recently committed rounds delivery may keep in memory once they are written (64 MiB).
+	TailBytes int64
+	// Seed feeds the jitter of retries; 0 takes one from the clock.
+	Seed uint64
+	// Now is the monotonic time (since New) and WallMs the wall clock in Unix milliseconds (the machine's).
+	Now    func() time.Duration
+	WallMs func() uint64
+	// Logger receives what an operator should know (nothing is logged).
+	Logger *slog.Logger
+}
+
+func (o *Options) setDefaults() {
+	setDefault(&o.PartitionDefaultCount, 4)
+	setDefault(&o.MaxMembers, 1)
+	setDefault(&o.DeliveryMaxAttempts, 5)
+	setDefault(&o.DeliveryLease, 30*time.Second)
+	setDefault(&o.PollMaxWait, 5*time.Second)
+	setDefault(&o.CreditInitialCount, 256)
+	setDefault(&o.MetadataSnapshotRecords, 8192)
+	setDefault(&o.MetadataSnapshotBytes, 64<<20)
+	setDefault(&o.TailBytes, 64<<20)
+	if o.Now == nil {
+		start := time.Now()
+		o.Now = func() time.Duration { return time.Since(start) }
+	}
+	if o.WallMs == nil {
+		o.WallMs = func() uint64 { return uint64(time.Now().UnixMilli()) }
+	}
+	setDefault(&o.Seed, o.WallMs())
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+}
+
+func setDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// Coordinator owns the metadata, the groups and the delivery of messages. Create it with New, recover it (Restore*,
+// Replay*, SetBounds, Epoch, Recovered), then Run it. The inputs (Submit, CommitRound, Closed and so on) may be called
+// from any goroutine; everything unexported belongs to Run's.
+type Coordinator struct {
+	opts      Options
+	log       Log
+	store     Store
+	placement Placement
+	journals  int
+	logger    *slog.Logger
+
+	registry atomic.Pointer[Registry]
+
+	inbox *mpsc.Queue[event]
+	spare []event
+	wake  chan struct{}
+	// queuedRequests and queuedBytes count what waits in the inbox, see Submit.
+	queuedRequests atomic.Int64
+	queuedBytes    atomic.Int64
+
+	// now and wallMs are set at the start of each turn of the loop.
+	now    time.Duration
+	wallMs uint64
+	epoch  wal.Epoch
+
+	delivery deliverer
+
+	meta      *metadata.State
+	proposals proposals
+	// metaRecords and metaBytes count what the metadata log holds above its last snapshot.
+	metaRecords int
+	metaBytes   int64
+	// quarantined, readOnly and logFailed say why metadata can't be served or changed; empty: it can.
+	quarantined string
+	readOnly    string
+	logFailed   string
+
+	topics topicChanges
+	groups groupHosts
+
+	sessions    map[uint64]*session
+	lastSession *session
+	byHandle    map[uint64]*subscription // live subscriptions and those that wait to become it
+	lastHandle  uint64
+	refs        map[uint64]pendingRequest // requests that a group machine will answer
+	lastRef     uint64
+	dirty       []*session
+	frame       []byte // scratch for one answer
+}
+
+// New returns a coordinator for a broker with the given number of journals, before recovery.
+func New(opts Options, log Log, store Store, place Placement, journals int) *Coordinator {
+	opts.setDefaults()
+	c := &Coordinator{
+		opts: opts, log: log, store: store, placement: place, journals: journals, logger: opts.Logger,
+		wake:     make(chan struct{}, 1),
+		meta:     metadata.NewState(),
+		topics:   newTopicChanges(),
+		groups:   newGroupHosts(),
+		sessions: make(map[uint64]*session),
+		byHandle: make(map[uint64]*subscription),
+		refs:     make(map[uint64]pendingRequest),
+	}
+	c.inbox = mpsc.New[event](c.wakeUp)
+	c.registry.Store(&Registry{})
+	c.delivery = newDelivery(c, deliveryDeps{
+		meta:      func() *metadata.State { return c.meta },
+		epoch:     func() wal.Epoch { return c.epoch },
+		readDone:  c.ReadDone,
+		tailBytes: opts.TailBytes,
+	})
+	return c
+}
+
+// Registry returns the present picture of the topics. Any goroutine may call it.
+func (c *Coordinator) Registry() *Registry { return c.registry.Load() }
+
+func (c *Coordinator) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run serves until ctx is done; it is the coordinator's goroutine. What is queued then is handled once more; what comes
+// later is refused. It returns nil then, and an error only where the coordinator can't go on.
+func (c *Coordinator) Run(ctx context.Context) error {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	c.proposeLeader()
+	for {
+		next, due := c.turn()
+		if ctx.Err() != nil {
+			c.inbox.Close()
+			c.turn()
+			return nil
+		}
+		if due && next <= c.now || !c.inbox.Sleep() {
+			continue
+		}
+		var expired <-chan time.Time
+		if due {
+			timer.Reset(max(next-c.opts.Now(), 0))
+			expired = timer.C
+		}
+		select {
+		case <-c.wake:
+		case <-expired:
+		case <-ctx.Done():
+		}
+		c.inbox.Awake()
+	}
+}
+
+// turn handles everything that is queued and due, and returns when something will be due next (false: nothing will).
+func (c *Coordinator) turn() (next time.Duration, due bool) {
+	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	events := c.inbox.Drain(c.spare)
+	for i := range events {
+		c.handle(&events[i])
+	}
+	c.spare = events
+	next, due = c.tickGroups()
+	if at := c.delivery.tick(c.now); at != 0 && (!due || at < next) {
+		next, due = at, true
+	}
+	c.flush()
+	return next, due
+}
+
+// flush hands the frames of this turn to the sockets, once per connection.
+func (c *Coordinator) flush() {
+	for i, ss := range c.dirty {
+		ss.dirty = false
+		ss.client.Flush()
+		c.dirty[i] = nil
+	}
+	c.dirty = c.dirty[:0]
+}

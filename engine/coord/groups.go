@@ -1,0 +1,319 @@
+package coord
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/group"
+	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// groupHost runs the machine of one group.
+type groupHost struct {
+	id    uint16
+	topic uint16
+	m     *group.Machine
+	// subs are the live subscriptions of its members and joiners, by handle.
+	subs map[uint64]*subscription
+	// deadline is when the machine wants a Tick, index its place in the heap (-1: no deadline).
+	deadline time.Duration
+	index    int
+	// batch numbers the machine's proposals, so that the refusal of one is not taken for that of a later one.
+	batch uint64
+}
+
+// groupHosts are all groups.
+type groupHosts struct {
+	byID map[uint16]*groupHost
+	due  hostHeap
+	// creating holds the SUBs that wait for their group to be created; the key is there as long as the proposal is in
+	// flight.
+	creating map[groupKey][]*subscription
+	fx       []group.Effects // free effect lists
+}
+
+type groupKey struct {
+	name  string
+	topic uint16
+}
+
+func newGroupHosts() groupHosts {
+	return groupHosts{byID: make(map[uint16]*groupHost), creating: make(map[groupKey][]*subscription)}
+}
+
+// ofTopic returns the groups that read a topic, by id.
+func (g *groupHosts) ofTopic(topic uint16) []*groupHost {
+	var all []*groupHost
+	for _, h := range g.byID {
+		if h.topic == topic {
+			all = append(all, h)
+		}
+	}
+	slices.SortFunc(all, func(a, b *groupHost) int { return int(a.id) - int(b.id) })
+	return all
+}
+
+func (g *groupHosts) remove(h *groupHost) {
+	delete(g.byID, h.id)
+	if h.index >= 0 {
+		heap.Remove(&g.due, h.index)
+	}
+}
+
+// noticeBaseShift leaves room for 2^32 notices of a group in each epoch.
+const noticeBaseShift = 32
+
+// memberBaseShift leaves room for 2^48 members of a group; the group's id above them makes member ids unique in the broker.
+const memberBaseShift = 48
+
+// host starts the machine of a group as the metadata has it.
+func (c *Coordinator) host(g *metadata.Group) *groupHost {
+	st := group.State{
+		MembershipEpoch: g.MembershipEpoch, AssignmentEpoch: g.AssignmentEpoch,
+		LastOwnership: g.LastOwnership, LastMember: g.LastMember,
+		Members: make([]group.MemberState, len(g.Members)), Parts: make([]group.PartState, len(g.Parts)),
+	}
+	for i, m := range g.Members {
+		st.Members[i] = group.MemberState{ID: m.ID, JoinEpoch: m.JoinEpoch}
+	}
+	for i, p := range g.Parts {
+		st.Parts[i] = group.PartState{Owner: p.Owner, OwnershipEpoch: p.OwnershipEpoch, Target: p.Target}
+	}
+	h := &groupHost{id: g.ID, topic: g.Topic, subs: make(map[uint64]*subscription), index: -1}
+	h.m = group.New(c.now, group.Options{
+		Group: g.ID, Topic: g.Topic, MaxMembers: max(c.opts.MaxMembers, 0),
+		MemberBase: uint64(g.ID) << memberBaseShift, NoticeBase: uint64(c.epoch) << noticeBaseShift,
+	}, st)
+	c.groups.byID[h.id] = h
+	c.reschedule(h)
+	return h
+}
+
+// groupEpochs returns the committed epochs of a group; a request with newer ones can't be honest.
+func (c *Coordinator) groupEpochs(id uint16) (membership, assignment uint32) {
+	if h := c.groups.byID[id]; h != nil {
+		return h.m.Epochs()
+	}
+	return 0, 0
+}
+
+func groupSessionClosed(handle uint64) *group.Event {
+	return &group.Event{Kind: group.SessionClosed, Session: handle}
+}
+
+// step gives a group one event and carries out what comes of it.
+func (c *Coordinator) step(h *groupHost, ev *group.Event) {
+	var fx group.Effects
+	if n := len(c.groups.fx); n > 0 {
+		fx = c.groups.fx[n-1]
+		c.groups.fx = c.groups.fx[:n-1]
+	}
+	h.m.Step(c.now, ev, &fx)
+	// A refused proposal steps the machine again, within the loop; the effects of that come behind.
+	for i := 0; i < len(fx.List); i++ {
+		c.effect(h, &fx.List[i], &fx)
+	}
+	fx.Reset()
+	c.groups.fx = append(c.groups.fx, fx)
+	c.reschedule(h)
+}
+
+func (c *Coordinator) effect(h *groupHost, e *group.Effect, fx *group.Effects) {
+	s := c.byHandle[e.Session]
+	switch e.Kind {
+	case group.Propose:
+		if !c.proposeChanges(h, e.Changes) {
+			h.m.Step(c.now, &group.Event{Kind: group.Refused}, fx)
+		}
+	case group.Answer:
+		c.answered(e)
+	case group.Send:
+		if s != nil {
+			c.frame = e.Notice.AppendFrame(c.frame[:0])
+			s.client.Push(c.frame)
+			c.flushLater(s.client)
+		}
+	case group.Confirmed:
+		if s != nil {
+			s.assignmentEpoch = e.AssignmentEpoch
+		}
+	case group.Install:
+		if s != nil {
+			c.delivery.own(s, e.Partition, e.OwnershipEpoch)
+		}
+	case group.Drain:
+		c.delivery.drain(h.id, h.topic, e.Partition, e.OwnershipEpoch)
+	case group.Remove:
+		c.delivery.disown(h.id, h.topic, e.Partition, e.OwnershipEpoch, e.Graceful)
+	case group.End:
+		if s != nil {
+			c.endSub(s, e.Code, e.Text, e.Graceful)
+		}
+	}
+}
+
+// endSub ends a subscription whose member is gone while its connection is not. A code of 0 is a LEAVE.
+func (c *Coordinator) endSub(s *subscription, code protocol.ErrorCode, text string, graceful bool) {
+	s.ended, s.endedText = code, text
+	if code == 0 {
+		s.ended, s.endedText = protocol.CodeUnknownMember, "the member has left the group: SUB again"
+	}
+	if s.open {
+		c.delivery.closeSub(s, graceful)
+	}
+	if code == 0 {
+		c.dropSub(s)
+		return
+	}
+	c.detach(s)
+}
+
+// proposeChanges puts a batch of changes into the metadata log; false if the log does not take it.
+func (c *Coordinator) proposeChanges(h *groupHost, changes []group.Change) bool {
+	h.batch++
+	batch := h.batch
+	committed := func() {
+		if h.batch == batch {
+			c.step(h, &group.Event{Kind: group.Committed})
+		}
+	}
+	refused := func(error) {
+		if h.batch == batch {
+			h.batch++
+			c.step(h, &group.Event{Kind: group.Refused})
+		}
+	}
+	for i := range changes {
+		if err := c.propose(mutation(h.id, &changes[i]), committed, refused); err != nil {
+			h.batch++ // what is proposed of the batch speaks to nobody
+			if i > 0 {
+				// Half a batch is in the log, which the machine has no state for.
+				c.logHasFailed("it took only part of a change of group membership: " + err.Error())
+			}
+			return false
+		}
+	}
+	return true
+}
+
+func mutation(id uint16, ch *group.Change) metadata.Mutation {
+	switch ch.Kind {
+	case group.Joined:
+		return &metadata.MemberJoined{Group: id, Member: ch.Member, MembershipEpoch: ch.MembershipEpoch}
+	case group.Left:
+		return &metadata.MemberLeft{Group: id, Member: ch.Member, MembershipEpoch: ch.MembershipEpoch}
+	case group.Assigned:
+		m := &metadata.Assigned{Group: id, MembershipEpoch: ch.MembershipEpoch, AssignmentEpoch: ch.AssignmentEpoch,
+			Parts: make([]metadata.AssignedPart, len(ch.Parts))}
+		for i, p := range ch.Parts {
+			m.Parts[i] = metadata.AssignedPart{Partition: p.Partition, Member: p.Member, OwnershipEpoch: p.OwnershipEpoch}
+		}
+		return m
+	default:
+		panic("coord: a group change of an unknown kind")
+	}
+}
+
+// closeGroups ends the groups of a topic that is being deleted; their members are told why.
+func (c *Coordinator) closeGroups(t *metadata.Topic) {
+	text := "topic " + t.Name + " was deleted"
+	for _, h := range c.groups.ofTopic(t.ID) {
+		c.step(h, &group.Event{Kind: group.Close, Code: protocol.CodeUnknownTopic, Text: text})
+	}
+}
+
+// createGroup proposes the group that a SUB names; the SUB waits in creating.
+func (c *Coordinator) createGroup(s *subscription, name string, policy protocol.StartPolicy) error {
+	key := groupKey{name, s.topic}
+	if err := c.meta.CheckCreateGroup(name, s.topic, len(c.groups.creating)); err != nil {
+		return err
+	}
+	m := &metadata.GroupCreated{Group: c.meta.LastGroup() + uint16(len(c.groups.creating)) + 1, Topic: s.topic, Policy: policy, Name: name}
+	done := func(err error) {
+		waiting := c.groups.creating[key]
+		delete(c.groups.creating, key)
+		if err == nil && c.topics.deleting[m.Topic] {
+			err = deletedTopic(m.Topic)
+		}
+		if err == nil {
+			c.host(c.meta.Group(m.Group))
+			c.delivery.groupCreated(m.Group, m.Topic, m.Policy)
+		}
+		for _, w := range waiting {
+			c.joinCreated(w, m.Group, err)
+		}
+	}
+	if err := c.propose(m, func() { done(nil) }, done); err != nil {
+		return err
+	}
+	c.groups.creating[key] = append(c.groups.creating[key], s)
+	return nil
+}
+
+// tickGroups gives every group its time, and returns when the next one is due.
+func (c *Coordinator) tickGroups() (next time.Duration, due bool) {
+	for len(c.groups.due) > 0 && c.groups.due[0].deadline <= c.now {
+		h := c.groups.due[0]
+		for _, s := range h.subs {
+			if s.member != 0 {
+				h.m.Step(c.now, &group.Event{Kind: group.Touch, Member: s.member, At: s.lastOp}, nil)
+			}
+		}
+		c.step(h, &group.Event{Kind: group.Tick})
+	}
+	if len(c.groups.due) == 0 {
+		return 0, false
+	}
+	return c.groups.due[0].deadline, true
+}
+
+// reschedule puts a group where its deadline belongs.
+func (c *Coordinator) reschedule(h *groupHost) {
+	at, ok := h.m.Deadline()
+	switch {
+	case c.groups.byID[h.id] != h:
+	case !ok && h.index >= 0:
+		heap.Remove(&c.groups.due, h.index)
+	case !ok:
+	case h.index < 0:
+		h.deadline = at
+		heap.Push(&c.groups.due, h)
+	case at != h.deadline:
+		h.deadline = at
+		heap.Fix(&c.groups.due, h.index)
+	}
+}
+
+// hostHeap orders groups by deadline; groups that are due at once go by id.
+type hostHeap []*groupHost
+
+func (x hostHeap) Len() int { return len(x) }
+func (x hostHeap) Less(i, j int) bool {
+	if x[i].deadline != x[j].deadline {
+		return x[i].deadline < x[j].deadline
+	}
+	return x[i].id < x[j].id
+}
+func (x hostHeap) Swap(i, j int) {
+	x[i], x[j] = x[j], x[i]
+	x[i].index, x[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (x *hostHeap) Push(v any) {
+	h := v.(*groupHost)
+	h.index = len(*x)
+	*x = append(*x, h)
+}
+
+// Pop implements heap.Interface.
+func (x *hostHeap) Pop() any {
+	old := *x
+	h := old[len(old)-1]
+	old[len(old)-1] = nil
+	*x = old[:len(old)-1]
+	h.index = -1
+	return h
+}

@@ -1,0 +1,82 @@
+package coord
+
+import (
+	"github.com/mortarmq/mortarmq/engine/metadata"
+)
+
+// statistics takes the picture that Stats promises.
+func (c *Coordinator) statistics() *Stats {
+	s := &Stats{
+		Epoch: uint32(c.epoch), MutationID: c.meta.MutationID(),
+		MetadataState: "ok", Sessions: len(c.sessions), E2E: c.delivery.endToEnd(),
+	}
+	switch {
+	case c.quarantined != "":
+		s.MetadataState, s.MetadataReason = "quarantined", c.quarantined
+		return s
+	case c.logFailed != "":
+		s.MetadataState, s.MetadataReason = "read_only", c.logFailed
+	case c.readOnly != "":
+		s.MetadataState, s.MetadataReason = "read_only", c.readOnly
+	}
+	for _, t := range c.meta.Topics() {
+		s.Topics = append(s.Topics, c.topicStats(t))
+	}
+	for _, g := range c.meta.Groups() {
+		if h := c.groups.byID[g.ID]; h != nil {
+			s.Groups = append(s.Groups, c.groupStats(g, h))
+			for _, sub := range h.subs {
+				if sub.open {
+					s.Subscriptions++
+				}
+			}
+		}
+	}
+	return s
+}
+
+func (c *Coordinator) topicStats(t *metadata.Topic) TopicStats {
+	ts := TopicStats{
+		ID: t.ID, Name: t.Name, Partitions: t.Partitions, State: "active", CreatedEpoch: t.CreatedEpoch,
+		Durability: t.Settings.EffectiveDurability().String(), Parts: make([]PartitionStats, t.Partitions),
+	}
+	if c.topics.deleting[t.ID] {
+		ts.State = "deleting"
+	}
+	c.delivery.topicStats(&ts)
+	return ts
+}
+
+func (c *Coordinator) groupStats(g *metadata.Group, h *groupHost) GroupStats {
+	gs := GroupStats{
+		ID: g.ID, Name: g.Name, TopicID: g.Topic, Topic: c.meta.Topic(g.Topic).Name,
+		Parts: make([]GroupPartitionStats, len(g.Parts)),
+	}
+	gs.MembershipEpoch, gs.AssignmentEpoch = h.m.Epochs()
+	for i, p := range h.m.Parts() {
+		gs.Parts[i] = GroupPartitionStats{Member: p.Owner, OwnershipEpoch: p.OwnershipEpoch, Installed: p.Installed}
+	}
+	members := h.m.Members()
+	switch {
+	case c.topics.deleting[g.Topic]:
+		gs.State = "deleting"
+	case len(members) == 0:
+		gs.State = "empty"
+	case h.m.Settled():
+		gs.State = "stable"
+	default:
+		gs.State = "rebalancing"
+	}
+	c.delivery.groupStats(&gs)
+	for _, m := range members {
+		ms := MemberStats{ID: m.ID, Connected: m.Connected, AssignmentEpoch: gs.AssignmentEpoch, InstalledEpoch: m.InstalledEpoch}
+		for _, p := range gs.Parts {
+			if p.Member == m.ID {
+				ms.Lag = max(ms.Lag, p.Lag)
+				ms.OwnershipEpoch = max(ms.OwnershipEpoch, p.OwnershipEpoch)
+			}
+		}
+		gs.Members = append(gs.Members, ms)
+	}
+	return gs
+}

@@ -1,0 +1,208 @@
+package coord
+
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/engine/group"
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// Credit windows of SUB.
+const (
+	// bytesPerMessage is the ratio of the default window: 2 MiB for 256 messages.
+	bytesPerMessage = 8 << 10
+	// maxWindowBytes is what a larger window is clamped to; the count has 16 bits on the wire.
+	maxWindowBytes = 64 << 20
+)
+
+// pendingRequest is a request that a group machine answers by its reference.
+type pendingRequest struct {
+	client Client
+	req    uint64
+	op     protocol.Op
+	sub    *subscription // of a SUB
+}
+
+// reference names a request for a group machine.
+func (c *Coordinator) reference(p pendingRequest) uint64 {
+	c.lastRef++
+	c.refs[c.lastRef] = p
+	return c.lastRef
+}
+
+func (c *Coordinator) handleSub(r *Request, payload []byte) {
+	var m protocol.Sub
+	err := m.Decode(payload)
+	if err == nil {
+		err = protocol.ValidateGroup(m.Group)
+	}
+	if err == nil && m.Flags&protocol.SubFlagBroadcast != 0 {
+		err = fmt.Errorf("BROADCAST subscriptions are not supported by this broker: SUB without flag bit 1: %w", protocol.CodeMalformedPayload)
+	}
+	if err == nil {
+		err = c.subscribe(r, &m)
+	}
+	if err != nil {
+		c.refuseErr(r.Client, r.Req, r.Op, err)
+	}
+}
+
+// subscribe starts what makes a SUB a member; the answer comes with the commit. On an error it is the caller's to give.
+func (c *Coordinator) subscribe(r *Request, m *protocol.Sub) error {
+	if err := c.servable(); err != nil {
+		return err
+	}
+	t := c.meta.Topic(m.TopicID)
+	if t == nil || c.topics.deleting[m.TopicID] {
+		if c.meta.TopicDeleted(m.TopicID) || t != nil {
+			return deletedTopic(m.TopicID)
+		}
+		return fmt.Errorf("topic id %d does not exist: create the topic first (mortarmq topics create NAME): %w", m.TopicID, protocol.CodeUnknownTopic)
+	}
+	rejoin := m.Flags&protocol.SubFlagRejoin != 0
+	g := c.meta.GroupByName(string(m.Group), m.TopicID)
+	if g == nil && rejoin {
+		return fmt.Errorf("the group does not exist, so nobody can rejoin it: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+	}
+	s := c.newSub(r, m)
+	if !c.open(r.Client).addSub(s) {
+		return fmt.Errorf("the connection has %d subscriptions, more are not allowed: %w", maxSubscriptions, protocol.CodeQuotaExceeded)
+	}
+	c.byHandle[s.handle] = s
+	if g != nil {
+		c.join(s, g.ID, rejoin, m.MemberID)
+		return nil
+	}
+	key := groupKey{string(m.Group), m.TopicID}
+	if waiting, busy := c.groups.creating[key]; busy {
+		c.groups.creating[key] = append(waiting, s)
+		return nil
+	}
+	if err := c.createGroup(s, key.name, m.StartPolicy); err != nil {
+		c.dropSub(s)
+		return err
+	}
+	return nil
+}
+
+func deletedTopic(id uint16) error {
+	return fmt.Errorf("topic id %d was deleted: DECLARE the topic again for a new id: %w", id, protocol.CodeUnknownTopic)
+}
+
+func (c *Coordinator) newSub(r *Request, m *protocol.Sub) *subscription {
+	c.lastHandle++
+	s := &subscription{
+		client: r.Client, handle: c.lastHandle, topic: m.TopicID, req: r.Req, lastOp: c.now,
+		stream:      m.Flags&protocol.SubFlagStream != 0,
+		windowCount: uint32(m.CreditCount), windowBytes: min(uint64(m.CreditBytes), maxWindowBytes),
+	}
+	if s.windowCount == 0 {
+		s.windowCount = uint32(c.opts.CreditInitialCount)
+	}
+	if s.windowBytes == 0 {
+		s.windowBytes = min(uint64(c.opts.CreditInitialCount)*bytesPerMessage, maxWindowBytes)
+	}
+	return s
+}
+
+// join asks the group's machine for membership.
+func (c *Coordinator) join(s *subscription, id uint16, rejoin bool, member uint64) {
+	h := c.groups.byID[id]
+	s.group = id
+	h.subs[s.handle] = s
+	ev := group.Event{Kind: group.Join, Session: s.handle}
+	if rejoin {
+		ev.Kind, ev.Member = group.Rejoin, member
+	}
+	ev.Ref = c.reference(pendingRequest{client: s.client, req: s.req, op: protocol.OpSub, sub: s})
+	c.step(h, &ev)
+}
+
+// joinCreated goes on with a SUB that waited for its group, which is there now unless err tells why not.
+func (c *Coordinator) joinCreated(s *subscription, id uint16, err error) {
+	switch {
+	case s.gone:
+	case err != nil:
+		c.dropSub(s)
+		c.refuseErr(s.client, s.req, protocol.OpSub, err)
+	default:
+		c.join(s, id, false, 0)
+	}
+}
+
+// answered carries out a machine's answer to a SUB or HEARTBEAT.
+func (c *Coordinator) answered(e *group.Effect) {
+	p, ok := c.refs[e.Ref]
+	if !ok {
+		return
+	}
+	delete(c.refs, e.Ref)
+	s := p.sub
+	switch {
+	case s != nil && s.gone:
+	case e.Code != 0:
+		if s != nil {
+			c.dropSub(s)
+		}
+		c.answerErr(p.client, p.req, p.op, e.Code, e.Text)
+	case s != nil:
+		s.member, s.membershipEpoch, s.assignmentEpoch = e.Member, e.MembershipEpoch, e.AssignmentEpoch
+		s.open, s.lastOp = true, c.now
+		c.delivery.openSub(s)
+		result := protocol.SubResult{SubscriptionID: s.id, MemberID: s.member, MembershipEpoch: s.membershipEpoch, AssignmentEpoch: s.assignmentEpoch}
+		c.frame = result.AppendOK(c.frame[:0])
+		p.client.Complete(p.req, c.frame)
+		c.flushLater(p.client)
+	default:
+		c.answerOK(p.client, p.req, p.op)
+	}
+}
+
+func (c *Coordinator) handleHeartbeat(r *Request, payload []byte) {
+	var m protocol.Heartbeat
+	if err := m.Decode(payload); err != nil {
+		c.refuseErr(r.Client, r.Req, r.Op, err)
+		return
+	}
+	s := c.subscription(r.Client, m.SubscriptionID)
+	switch {
+	case s == nil:
+		c.answerErr(r.Client, r.Req, r.Op, protocol.CodeUnknownMember, fmt.Sprintf("the connection has no subscription %d: SUB first", m.SubscriptionID))
+		return
+	case s.ended != 0:
+		c.answerErr(r.Client, r.Req, r.Op, s.ended, s.endedText)
+		return
+	case m.MemberID != s.member:
+		c.answerErr(r.Client, r.Req, r.Op, protocol.CodeUnknownMember, fmt.Sprintf("subscription %d is not that of member %d", m.SubscriptionID, m.MemberID))
+		return
+	}
+	ev := group.Event{Kind: group.Heartbeat, Session: s.handle, Member: s.member, MembershipEpoch: m.MembershipEpoch, AssignmentEpoch: m.AssignmentEpoch}
+	if m.State == protocol.MemberLeave {
+		ev.Kind = group.Leave
+	}
+	ev.Ref = c.reference(pendingRequest{client: r.Client, req: r.Req, op: r.Op})
+	c.step(c.groups.byID[s.group], &ev)
+}
+
+// handleControlAck confirms a notice. One that fits none (repeated, overtaken, of a group that is gone) is harmless, so
+// the answer is always OK, and goes ahead of the messages that the confirmation sets going.
+func (c *Coordinator) handleControlAck(r *Request, payload []byte) {
+	var m protocol.ControlAck
+	if err := m.Decode(payload); err != nil {
+		c.refuseErr(r.Client, r.Req, r.Op, err)
+		return
+	}
+	c.answerOK(r.Client, r.Req, r.Op)
+	h := c.groups.byID[m.GroupID]
+	ss := c.lookup(r.Client)
+	if h == nil || ss == nil {
+		return
+	}
+	for i := 0; i < len(ss.subs); i++ {
+		// The notice went to one of the connection's members of that group; to the others it means nothing.
+		if s := ss.subs[i]; s != nil && s.open && s.ended == 0 && s.group == m.GroupID {
+			s.lastOp = c.now
+			c.step(h, &group.Event{Kind: group.Confirm, Session: s.handle, Ack: m})
+		}
+	}
+}
