@@ -92,7 +92,7 @@ func (j *Journal) largestFile() int64 {
 			size = max(size, f.size)
 		}
 	}
-	if len(j.full)+1+len(j.free) < j.opts.MaxFiles {
+	if j.files() < j.opts.MaxFiles {
 		size = max(size, j.opts.FileBytes)
 	}
 	return size

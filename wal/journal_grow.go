@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"errors"
 	"path/filepath"
 	"time"
 
@@ -13,6 +14,9 @@ const (
 	zeroChunk = zeroSlab - fileHeaderLen
 	// growRetry is how long the journal waits after a further file could not be made, for want of space mostly.
 	growRetry = 10 * time.Second
+	// growDivisor: another file is made when messages have less than this fraction of the journal left before they are
+	// refused. Where trimming keeps up it never comes to that, however long the journal runs.
+	growDivisor = 8
 )
 
 // makeState says which step of making a journal file comes next.
@@ -123,6 +127,12 @@ func (m *fileMaker) stepped(op *ring.Op) {
 			return
 		}
 		m.advance(op.Err)
+	case makeAllocate:
+		if errors.Is(op.Err, errors.ErrUnsupported) {
+			// The zeros that follow allocate, too, only less evenly.
+			op.Err = nil
+		}
+		m.advance(op.Err)
 	default:
 		m.advance(op.Err)
 	}
@@ -154,11 +164,11 @@ type grower struct {
 
 func (g *grower) busy() bool { return g.maker != nil && g.maker.busy }
 
-// stepGrow makes another file when the last free one is being written.
+// stepGrow makes another file when messages are about to run out of room.
 func (j *Journal) stepGrow(now time.Duration) time.Duration {
 	g := &j.grow
 	if g.maker == nil {
-		if len(j.free) > 0 || len(j.full)+1 >= j.opts.MaxFiles {
+		if j.messageRoom() >= j.capacity/growDivisor || j.files() >= j.opts.MaxFiles {
 			return Never
 		}
 		if now < g.retry {
@@ -208,6 +218,9 @@ func (j *Journal) adopt(f *journalFile) {
 	j.lastFile = max(j.lastFile, f.number)
 }
 
+// files returns how many files the journal has.
+func (j *Journal) files() int { return len(j.full) + 1 + len(j.free) }
+
 // messageRoom returns how many bytes of rounds fit before messages are refused.
 func (j *Journal) messageRoom() int64 {
 	return j.freeBytes + j.cur.size - j.curOff - j.capacity/reserveDivisor
@@ -222,7 +235,7 @@ func (j *Journal) growBehind() bool {
 }
 
 // Step does what is due besides the commits: it writes the mark file when the journal has been quiet for 10 ms, and makes
-// further files, up to MaxFiles, when the last free one is in use. now is the owner's monotonic clock. It returns the
+// further files, up to MaxFiles, when messages are about to run out of room. now is the owner's monotonic clock. It returns the
 // instant, on the same clock, at which it wants to be called again, or Never; it also wants a call after every Poll that
 // completed something.
 func (j *Journal) Step(now time.Duration) (next time.Duration) {

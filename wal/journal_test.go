@@ -391,8 +391,11 @@ func TestJournal_GrowsOnDemandAndSurvivesAFullDisk(t *testing.T) {
 			}
 		}
 	}
-	for len(j.free) > 0 {
-		w.round(10000, testStreams[2])
+	for j.messageRoom() >= 120<<10/growDivisor {
+		if j.Step(now); j.grow.maker != nil {
+			t.Fatal("another file is made though there is room")
+		}
+		w.round(3000, testStreams[2])
 	}
 	d.SetCapacity(d.Used() + 10<<10)
 	settle()
@@ -413,7 +416,7 @@ func TestJournal_GrowsOnDemandAndSurvivesAFullDisk(t *testing.T) {
 	if _, capacity := j.Usage(); capacity != 3*60<<10 || len(j.free) != 1 {
 		t.Fatalf("capacity %d, %d free files", capacity, len(j.free))
 	}
-	for len(j.free) > 0 {
+	for len(j.free) > 0 || j.messageRoom() > 0 {
 		w.round(10000, testStreams[2])
 	}
 	settle()
@@ -436,7 +439,7 @@ func TestJournal_ZeroesAtItsPaceUnlessRoomRunsOut(t *testing.T) {
 	opts.FileBytes, opts.MaxRoundBytes, opts.ZeroBytesPerSec, opts.MaxFiles = 16*zeroChunk, 64<<10, zeroChunk, 3
 	j, _, _ := openJournal(t, d, opts, 0)
 	w := newWriter(t, d, j)
-	for len(j.free) > 0 {
+	for j.messageRoom() >= 2*(16*zeroChunk-fileHeaderLen)/growDivisor {
 		w.round(60<<10, testStreams[2])
 	}
 	now := time.Duration(0)
@@ -449,6 +452,9 @@ func TestJournal_ZeroesAtItsPaceUnlessRoomRunsOut(t *testing.T) {
 		}
 	}
 	run(5 * time.Second)
+	if j.grow.maker == nil {
+		t.Fatal("no further file is being made")
+	}
 	if z := j.grow.maker.zeroed; z < 5*zeroChunk || z > 7*zeroChunk {
 		t.Fatalf("%d chunks were zeroed in 5 s at a pace of one per second", z/zeroChunk)
 	}
@@ -459,7 +465,7 @@ func TestJournal_ZeroesAtItsPaceUnlessRoomRunsOut(t *testing.T) {
 		j.Step(now)
 		d.Poll()
 	}
-	if len(j.free) != 1 {
+	if j.files() != 3 {
 		t.Fatalf("the room ran out and the file wasn't made in time")
 	}
 	w.close()
