@@ -1,5 +1,7 @@
 package wal
 
+import "time"
+
 // Handler gets what Open recovers. Its methods run on Open's goroutine. Byte slices and records are borrowed: they are
 // valid until the method returns. An error ends the recovery, except where a method says otherwise.
 type Handler interface {
@@ -8,8 +10,40 @@ type Handler interface {
 	Snapshot(kind SnapshotKind, position uint64, data []byte) error
 	// Record hands over one committed record. First come the Ledger and Metadata records of the files that are above
 	// their snapshot (fromJournal is false), each stream in order. Then the journal is replayed in its own order: its
-	// Ledger and Metadata records above those, and every Messages record above the checkpoint, whether or not its
-	// segment has it already (for the dedup windows). An error for a Metadata record (unknown type, a fold that fails)
-	// quarantines the metadata instead of ending the recovery.
+	// Ledger and Metadata records above those, and the Messages records of every round above the dedup snapshot's
+	// (whether or not their segment has them already). An error for a Metadata record (an unknown type, a fold that
+	// fails) quarantines the metadata instead of ending the recovery.
 	Record(s StreamID, r *Record, fromJournal bool) error
+}
+
+// OpenOptions configures Open. Store.Dir is the data directory, Store.Journal and Journal.ID name the same journal.
+type OpenOptions struct {
+	// Journal.Dir may be empty: then it is journal/<id> in the data directory.
+	Journal JournalOptions
+	Store   StoreOptions
+}
+
+// Recovery tells what Open found.
+type Recovery struct {
+	// Epoch is the new one, opened by this start.
+	Epoch Epoch
+	// FirstSequences and LastSequences have the oldest and newest committed record of every stream that has any,
+	// LastTimes the newest one's timestamp (Unix milliseconds) of the partitions; 0 where it isn't known.
+	FirstSequences, LastSequences map[StreamID]Sequence
+	LastTimes                     map[StreamID]uint64
+	// Quarantined are the partitions whose files aren't served, with the reasons.
+	Quarantined []QuarantineReport
+	// Metadata is set where the metadata was quarantined, by this start or an earlier one: the broker knows no topics
+	// and must not serve any.
+	Metadata *QuarantineReport
+	// DedupLost says why the producers' windows of before the journal's oldest round are gone, where they are: a
+	// producer that repeats a record from back then would store it twice.
+	DedupLost error
+	// Torn is nil where the journal ended cleanly, otherwise what was cut off: an append that never became durable.
+	Torn error
+	// Rounds and Bytes count what was replayed from the journal.
+	Rounds int
+	Bytes  int64
+	// Duration is how long it took.
+	Duration time.Duration
 }

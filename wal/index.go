@@ -173,18 +173,16 @@ func (b *indexBuilder) mark(r *Record, off int64, size int) {
 	}
 }
 
-// markRun marks the records of data, which is to stand at off. The whole run is walked only where a block begins in it.
-func (b *indexBuilder) markRun(data []byte, off int64) {
+// markRun marks the records of data, which is to stand at off, and returns the last one's timestamp.
+func (b *indexBuilder) markRun(data []byte, off int64) (lastMs uint64) {
 	var r Record
 	for len(data) > 0 {
-		if end := off + int64(len(data)); (end-1)/indexBlock < b.marked {
-			return
-		}
 		n := PeekRecord(data, &r)
 		b.mark(&r, off, n)
 		data = data[n:]
 		off += int64(n)
 	}
+	return r.TimestampMs
 }
 
 // indexSize returns the length in bytes of the index file.

@@ -1,0 +1,376 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
+
+// segment is one log file of a stream.
+type segment struct {
+	st   *stream
+	base Sequence
+	// end is the length of a full segment in bytes, where known; 0 otherwise.
+	end int64
+
+	fd      int // -1 while closed
+	opening bool
+	users   int
+	waiters []func(error)
+	// prev and next link the open files that nobody uses, in Store.idle.
+	prev, next *segment
+	idle       bool
+
+	// dirty counts the bytes written since the last flush; queued says that the segment is in Store.dirtySegs.
+	dirty  int64
+	queued bool
+
+	index   *segIndex // of a full segment, if it is in memory
+	loading []func(*segIndex, error)
+}
+
+func newSegment(st *stream, base Sequence) *segment { return &segment{st: st, base: base, fd: -1} }
+
+// fileList is a list of segments, least recently used first.
+type fileList struct{ head, tail *segment }
+
+func (l *fileList) push(seg *segment) {
+	seg.prev, seg.next = l.tail, nil
+	if l.tail != nil {
+		l.tail.next = seg
+	} else {
+		l.head = seg
+	}
+	l.tail = seg
+	seg.idle = true
+}
+
+func (l *fileList) remove(seg *segment) {
+	if seg.prev != nil {
+		seg.prev.next = seg.next
+	} else {
+		l.head = seg.next
+	}
+	if seg.next != nil {
+		seg.next.prev = seg.prev
+	} else {
+		l.tail = seg.prev
+	}
+	seg.prev, seg.next, seg.idle = nil, nil, false
+}
+
+// use adds a user to a file that is open.
+func (s *Store) use(seg *segment) {
+	if seg.idle {
+		s.idle.remove(seg)
+	}
+	seg.users++
+}
+
+// acquire opens the segment's file if need be and calls then, possibly at once. Without an error the file stays open
+// until release.
+func (s *Store) acquire(seg *segment, then func(error)) {
+	if seg.fd >= 0 {
+		s.use(seg)
+		then(nil)
+		return
+	}
+	seg.waiters = append(seg.waiters, then)
+	if seg.opening {
+		return
+	}
+	seg.opening = true
+	s.do(ring.Op{Kind: ring.Open, Path: seg.st.path(seg)}, func(op *ring.Op) {
+		if op.Err == nil {
+			s.opened(seg, op.FD)
+			seg.users--
+		}
+		s.wake(seg, op.Err)
+	})
+}
+
+// opened takes over the descriptor of a segment, with one user.
+func (s *Store) opened(seg *segment, fd int) {
+	seg.fd = fd
+	seg.users++
+	s.openFiles++
+	s.limitOpen()
+}
+
+// wake lets those who wait for the segment's file go on.
+func (s *Store) wake(seg *segment, err error) {
+	seg.opening = false
+	waiters := seg.waiters
+	seg.waiters = nil
+	if err == nil {
+		seg.users += len(waiters)
+	}
+	for _, then := range waiters {
+		then(err)
+	}
+}
+
+// release ends one use of the segment's file. A file with writes that aren't flushed stays open: were it closed and
+// opened again, an error of the kernel's own write-back could be lost.
+func (s *Store) release(seg *segment) {
+	seg.users--
+	switch {
+	case seg.users > 0 || seg.fd < 0:
+	case seg.st.dropped:
+		s.closeFile(seg)
+	case seg.dirty == 0:
+		s.idle.push(seg)
+		s.limitOpen()
+	}
+}
+
+// limitOpen closes files that nobody uses while there are too many.
+func (s *Store) limitOpen() {
+	for s.openFiles > s.o.MaxOpenFiles && s.idle.head != nil {
+		seg := s.idle.head
+		s.idle.remove(seg)
+		s.closeFile(seg)
+	}
+}
+
+// closeFile closes the file of a segment that nobody uses and that isn't in the idle list.
+func (s *Store) closeFile(seg *segment) {
+	fd := seg.fd
+	seg.fd = -1
+	s.openFiles--
+	s.do(ring.Op{Kind: ring.Close, FD: fd}, func(op *ring.Op) {
+		if op.Err != nil {
+			s.log.Warn("closing a file", "path", seg.st.path(seg), "err", op.Err)
+		}
+	})
+}
+
+// closeIdle closes every file that nobody uses.
+func (s *Store) closeIdle() {
+	for s.idle.head != nil {
+		seg := s.idle.head
+		s.idle.remove(seg)
+		s.closeFile(seg)
+	}
+}
+
+// syncDirLater makes the next sweep flush a directory.
+func (s *Store) syncDirLater(dir string) { s.newDirs[dir] = struct{}{} }
+
+// step runs one operation of a chain for a stream and goes on with then unless it failed. Where space is missing it is
+// tried again until there is some; any other failure stops the store.
+func (s *Store) chain(st *stream, what string, op ring.Op, then func(*ring.Op)) {
+	s.do(op, func(done *ring.Op) {
+		switch {
+		case done.Err == nil:
+			then(done)
+		case noSpace(done.Err):
+			s.starve(what, done.Err, func() { s.chain(st, what, op, then) })
+		case st.dropped && errors.Is(done.Err, fs.ErrNotExist):
+			s.chained(st)
+		default:
+			s.fail(what, op.Path, done.Err)
+			s.chained(st)
+		}
+	})
+}
+
+// chained ends a chain of operations for a stream; its write-out goes on.
+func (s *Store) chained(st *stream) {
+	st.busy = false
+	s.advance(st)
+}
+
+// openActive opens the stream's active file for writing.
+func (s *Store) openActive(st *stream) {
+	st.busy = true
+	seg := st.active
+	s.acquire(seg, func(err error) {
+		if err != nil {
+			s.openFailed(st, err)
+			return
+		}
+		if !st.cut {
+			s.release(seg)
+			s.chained(st)
+			return
+		}
+		s.cutActive(st, func() {
+			s.release(seg)
+			s.chained(st)
+		})
+	})
+}
+
+// cutActive takes away what the active file, found at start, holds behind the checkpoint: it is of before a crash, and
+// whether it is what was meant can't be known. The index file goes too, since the segment goes on otherwise.
+func (s *Store) cutActive(st *stream, then func()) {
+	seg := st.active
+	path := st.path(seg)
+	s.markDirty(seg, 1)
+	resize := func() {
+		s.chain(st, "cut segment", ring.Op{Kind: ring.Truncate, FD: seg.fd, Path: path, Size: st.cutAt}, func(*ring.Op) {
+			s.chain(st, "cut segment", ring.Op{Kind: ring.Truncate, FD: seg.fd, Path: path, Size: st.off}, func(*ring.Op) {
+				st.cut = false
+				then()
+			})
+		})
+	}
+	if !st.indexed {
+		resize()
+		return
+	}
+	st.indexed = false
+	s.loadIndex(seg, func(_ *segIndex, err error) {
+		if err != nil {
+			s.log.Warn("the index of a partition's newest segment can't be used", "path", path, "err", err)
+		}
+		s.do(ring.Op{Kind: ring.Remove, Path: st.indexPath(seg.base)}, func(op *ring.Op) {
+			if op.Err != nil && !notExist(op.Err) {
+				s.fail("remove index", st.indexPath(seg.base), op.Err)
+			}
+			s.syncDirLater(st.dir)
+			resize()
+		})
+	})
+}
+
+func (s *Store) openFailed(st *stream, err error) {
+	if !st.dropped {
+		s.fail("open segment", st.path(st.active), err)
+	}
+	s.chained(st)
+}
+
+// startFile begins a new file of the stream with the record base. What the file before still needs was written.
+func (s *Store) startFile(st *stream, base Sequence) {
+	st.busy = true
+	if old := st.active; st.id.Kind == Ledger && old != nil {
+		// The old file keeps its descriptor across the renaming. Its new name must be durable before the next file
+		// takes the old one, or the two could be mistaken for each other.
+		s.acquire(old, func(err error) {
+			if err != nil {
+				s.openFailed(st, err)
+				return
+			}
+			from, to := st.path(old), filepath.Join(st.dir, logName(st.id.Kind, old.base, false))
+			s.chain(st, "rename ledger", ring.Op{Kind: ring.Rename, Path: from, Path2: to}, func(*ring.Op) {
+				s.chain(st, "sync directory", ring.Op{Kind: ring.SyncDir, Path: st.dir}, func(*ring.Op) {
+					s.endFile(st)
+					s.release(old)
+					s.createFile(st, base)
+				})
+			})
+		})
+		return
+	}
+	s.endFile(st)
+	s.makeStreamDir(st, func() { s.createFile(st, base) })
+}
+
+// endFile ends the active file: nothing more is written to it.
+func (s *Store) endFile(st *stream) {
+	old := st.active
+	if old == nil {
+		return
+	}
+	st.active = nil
+	old.end = st.off
+	if st.id.Kind != Messages {
+		return
+	}
+	st.index.finish()
+	if st.index.complete() && st.index.covered == old.end {
+		x := st.index.segIndex
+		st.index.segIndex = segIndex{}
+		s.keepIndex(old, &x)
+		s.publishIndex(old, &x)
+	}
+}
+
+// makeStreamDir makes the directory of a stream.
+func (s *Store) makeStreamDir(st *stream, then func()) {
+	if st.dirMade {
+		then()
+		return
+	}
+	s.chain(st, "make directory", ring.Op{Kind: ring.Mkdir, Path: st.dir}, func(*ring.Op) {
+		st.dirMade = true
+		if st.id.Kind == Messages {
+			s.syncDirLater(filepath.Dir(st.dir))
+			if _, known := s.topics[st.id.Topic]; !known {
+				s.topics[st.id.Topic] = struct{}{}
+				s.syncDirLater(filepath.Join(s.o.Dir, topicsDir))
+			}
+		}
+		if st.unlisted {
+			s.syncDirLater(filepath.Dir(st.dir))
+		}
+		then()
+	})
+}
+
+// createFile makes the next file of a stream. A file of that name is left alone, unless it is one that a start found
+// behind the checkpoint.
+func (s *Store) createFile(st *stream, base Sequence) {
+	seg := newSegment(st, base)
+	path := filepath.Join(st.dir, logName(st.id.Kind, base, true))
+	flags := ring.Create | ring.Exclusive
+	if st.takeStale(base) || st.staleActive {
+		st.staleActive = false
+		flags = ring.Create
+	}
+	s.chain(st, "create segment", ring.Op{Kind: ring.Open, Path: path, Flags: flags}, func(op *ring.Op) {
+		s.opened(seg, op.FD)
+		begin := func(*ring.Op) {
+			s.syncDirLater(st.dir)
+			st.segs = append(st.segs, seg)
+			st.active, st.off = seg, 0
+			st.index.start(st.id, base, 0)
+			s.release(seg)
+			s.chained(st)
+		}
+		if flags&ring.Exclusive != 0 {
+			begin(op)
+			return
+		}
+		s.chain(st, "cut segment", ring.Op{Kind: ring.Truncate, FD: seg.fd, Path: path}, begin)
+	})
+}
+
+// takeStale tells whether the file of this base is stale, and takes it out of the list.
+func (st *stream) takeStale(base Sequence) bool {
+	for i, b := range st.stale {
+		if b == base {
+			st.stale = append(st.stale[:i], st.stale[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// notExist tells whether an operation failed because the file isn't there.
+func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+
+// wrapFile adds the path to what a decoder found.
+func wrapFile(path string, st *stream, err error) error {
+	var c *CorruptionError
+	if errors.As(err, &c) {
+		d := *c
+		d.Path = path
+		if st != nil && d.Stream.Kind == 0 {
+			d.Stream = st.id
+		}
+		return &d
+	}
+	var v *VersionError
+	if errors.As(err, &v) {
+		d := *v
+		d.Path = path
+		return &d
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}

@@ -1,0 +1,443 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
+
+const (
+	// openParallel is how many partitions are looked at at once.
+	openParallel = 32
+	// spillBytes is how much of the replayed journal waits in memory before it is written to files.
+	spillBytes = 8 << 20
+)
+
+// Open recovers a journal and the files behind it, or makes them. Recovery starts at the checkpoints and replays the
+// journal above them; what lies below isn't read, so that its time doesn't depend on how much that is. Records are handed
+// to h and, where their files don't have them yet, written out in passing.
+//
+// disk drives the recovery and is the store's afterwards; the journal gets its own by SetDisk. A partition whose files
+// can't be trusted is quarantined and reported, so is the metadata; everything else that is wrong (a newer format, a
+// damaged journal or ledger) is an error and leaves the files as they are.
+func Open(o OpenOptions, disk Waiter, h Handler) (*Journal, *Store, *Recovery, error) {
+	begin := time.Now()
+	if o.Journal.Dir == "" {
+		o.Journal.Dir = journalPath(o.Store.Dir, o.Journal.ID)
+	}
+	if o.Journal.ID != o.Store.Journal {
+		return nil, nil, nil, fmt.Errorf("open: the store is for journal %d, not %d", o.Store.Journal, o.Journal.ID)
+	}
+	s, err := newStore(o.Store, disk)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	s.journalDir = o.Journal.Dir
+	op := &opener{o: o, disk: disk, io: newBlockingDisk(disk), s: s, h: h, rec: &Recovery{
+		FirstSequences: map[StreamID]Sequence{}, LastSequences: map[StreamID]Sequence{}, LastTimes: map[StreamID]uint64{},
+	}}
+	j, err := op.open()
+	if err != nil {
+		op.abandon()
+		return nil, nil, nil, fmt.Errorf("open %s: %w", o.Store.Dir, err)
+	}
+	op.rec.Duration = time.Since(begin)
+	return j, s, op.rec, nil
+}
+
+// opener is one recovery.
+type opener struct {
+	o    OpenOptions
+	disk Waiter
+	io   *blockingDisk
+	s    *Store
+	h    Handler
+	rec  *Recovery
+
+	table   table
+	rows    map[StreamID]checkpoint
+	deleted map[uint16]struct{}
+	scanned []scannedStream
+	logs    [Metadata + 1]*logState
+}
+
+// scannedStream is a stream without a checkpoint: where reading it ended, and why.
+type scannedStream struct {
+	st   *stream
+	next Sequence
+	err  error
+}
+
+func (o *opener) open() (*Journal, error) {
+	s := o.s
+	s.recovering, s.unpaced = true, true
+	for _, step := range []func() error{
+		o.makeLayout, o.readTable, o.readTopics, o.readPartitions, o.readDedup, o.readLedger, o.readMetadata,
+	} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	s.durable = o.table.Point.Round
+	s.added, s.written = o.table.Point, o.table.Point
+	j, found, err := recoverJournal(o.disk, o.o.Journal, o.table.Point.Round, o.round)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.settle(found); err != nil {
+		return nil, errors.Join(err, j.Close(o.disk))
+	}
+	o.rec.Epoch = j.Epoch()
+	return j, nil
+}
+
+// makeLayout makes the directories, durably.
+func (o *opener) makeLayout() error {
+	dirs := []string{
+		o.s.o.Dir, o.s.journalDir, filepath.Join(o.s.o.Dir, topicsDir),
+		filepath.Join(o.s.o.Dir, ledgerDir, strconv.Itoa(o.s.o.Journal)),
+	}
+	if o.s.o.Journal == 0 {
+		dirs = append(dirs, filepath.Join(o.s.o.Dir, metadataDir))
+	}
+	for _, dir := range dirs {
+		if err := makeDir(o.io, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readFile returns a whole file in Go's memory.
+func (o *opener) readFile(path string, limit int64) ([]byte, error) {
+	op, err := o.io.run(ring.Op{Kind: ring.Open, Path: path, Flags: ring.ReadOnly})
+	if err != nil {
+		return nil, err
+	}
+	fd := op.FD
+	b, err := o.readFD(path, fd, limit)
+	_, closeErr := o.io.run(ring.Op{Kind: ring.Close, FD: fd})
+	return b, errors.Join(err, closeErr)
+}
+
+func (o *opener) readFD(path string, fd int, limit int64) ([]byte, error) {
+	op, err := o.io.run(ring.Op{Kind: ring.Stat, FD: fd})
+	if err != nil {
+		return nil, err
+	}
+	size := op.Size
+	if err := tooLong(size, limit); err != nil {
+		return nil, &CorruptionError{Path: path, Cause: err}
+	}
+	slab := o.s.o.Pool.Get(int(min(size, scanBytes)))
+	if slab == nil {
+		return nil, ErrNoMemory
+	}
+	defer slab.Release()
+	b := make([]byte, 0, size)
+	for int64(len(b)) < size {
+		part := slab.Bytes()[:min(size-int64(len(b)), scanBytes)]
+		op, err := o.io.run(ring.Op{Kind: ring.Read, FD: fd, Off: int64(len(b)), Buf: part})
+		if err != nil {
+			return nil, err
+		}
+		if op.N == 0 {
+			break
+		}
+		b = append(b, part[:op.N]...)
+	}
+	return b, nil
+}
+
+// readTable reads the checkpoint table. A table without a valid slot is no table: everything is found by scanning, and
+// what the journal doesn't have any more is missed there.
+func (o *opener) readTable() error {
+	o.rows = map[StreamID]checkpoint{}
+	path := filepath.Join(o.s.journalDir, tableFile)
+	b, err := o.readFile(path, 2*int64(tableSlotBytes(maxTableRows)))
+	if notExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	slot := len(b) / 2 &^ (ring.BlockSize - 1)
+	found := false
+	for i := range 2 {
+		t, ok, err := decodeTable(b[i*slot:(i+1)*slot], o.s.o.Journal)
+		var version *VersionError
+		switch {
+		case errors.As(err, &version):
+			return wrapFile(path, nil, err)
+		case err != nil:
+			o.s.log.Warn("a slot of the checkpoint table was torn or is damaged; the other one counts",
+				"slot", i, "err", wrapFile(path, nil, err))
+		case ok && t.SlotBytes == slot && (!found || t.Generation > o.table.Generation):
+			o.table, found = t, true
+		}
+	}
+	if !found {
+		if !allZero(b) {
+			o.s.log.Error("the checkpoint table can't be read; all segments are scanned", "path", path)
+		}
+		return nil
+	}
+	for _, r := range o.table.Rows {
+		o.rows[r.Stream] = r.checkpoint
+	}
+	op, err := o.io.run(ring.Op{Kind: ring.Open, Path: path})
+	if err != nil {
+		return err
+	}
+	o.s.table.fd, o.s.table.slotBytes, o.s.table.generation = op.FD, slot, o.table.Generation
+	return nil
+}
+
+// readTopics lists the topics' directories and goes on with deletions that a crash has interrupted.
+func (o *opener) readTopics() error {
+	o.deleted = map[uint16]struct{}{}
+	dir := filepath.Join(o.s.o.Dir, topicsDir)
+	op, err := o.io.run(ring.Op{Kind: ring.ReadDir, Path: dir})
+	if err != nil {
+		return err
+	}
+	for _, name := range op.Names {
+		if topic, ok := parseID(name); ok {
+			o.s.topics[topic] = struct{}{}
+			continue
+		}
+		topic, journal, n, ok := parseDeletedName(name)
+		if !ok {
+			continue
+		}
+		o.deleted[topic] = struct{}{}
+		o.s.dropped[topic] = struct{}{}
+		if journal == o.s.o.Journal {
+			o.s.dropSeq = max(o.s.dropSeq, n)
+			o.s.drops = append(o.s.drops, &drop{topic: topic, phase: dropSweeping, path: filepath.Join(dir, name)})
+		}
+	}
+	if len(o.s.drops) > 0 {
+		// The renaming may not have been durable yet.
+		if _, err := o.io.run(ring.Op{Kind: ring.SyncDir, Path: dir}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readPartitions finds every partition of the journal and where it is to go on.
+func (o *opener) readPartitions() error {
+	var ids []StreamID
+	for topic := range o.s.topics {
+		if _, gone := o.deleted[topic]; gone {
+			continue
+		}
+		op, err := o.io.run(ring.Op{Kind: ring.ReadDir, Path: topicDir(o.s.o.Dir, topic)})
+		if err != nil {
+			return err
+		}
+		for _, name := range op.Names {
+			if p, ok := parseID(name); ok {
+				ids = append(ids, StreamID{Kind: Messages, Topic: topic, Partition: p})
+			}
+		}
+	}
+	for id := range o.rows {
+		if _, gone := o.deleted[id.Topic]; id.Kind == Messages && !gone {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, compareStreams)
+	ids = slices.Compact(ids)
+	ids = slices.DeleteFunc(ids, func(id StreamID) bool {
+		_, listed := o.rows[id]
+		return !listed && !o.s.o.Owns(id.Topic, id.Partition)
+	})
+	var failed error
+	running, next := 0, 0
+	for next < len(ids) || running > 0 {
+		for next < len(ids) && running < openParallel && failed == nil {
+			running++
+			p := o.newPartition(ids[next])
+			next++
+			p.read(func(err error) {
+				running--
+				failed = errors.Join(failed, err)
+			})
+		}
+		if failed != nil {
+			next = len(ids)
+		}
+		if running == 0 {
+			continue
+		}
+		if err := o.disk.WaitOne(); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
+func compareStreams(a, b StreamID) int {
+	return (int(a.Kind)<<32 | int(a.Topic)<<16 | int(a.Partition)) - (int(b.Kind)<<32 | int(b.Topic)<<16 | int(b.Partition))
+}
+
+// round takes a round of the journal that may not be in the files.
+func (o *opener) round(r *Round) error {
+	if err := o.handOver(r); err != nil {
+		return err
+	}
+	o.rec.Rounds++
+	o.rec.Bytes += int64(r.Bytes())
+	r.Retain()
+	o.s.Add(r)
+	if o.s.pending >= spillBytes {
+		return o.spill()
+	}
+	return nil
+}
+
+// handOver gives the records of a round to the handler.
+func (o *opener) handOver(r *Round) error {
+	var rec Record
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind == Messages {
+			if _, gone := o.deleted[e.Stream.Topic]; gone || uint64(r.Number) <= o.s.snaps.dedup {
+				continue
+			}
+		}
+		data := r.Data(e)
+		for len(data) > 0 {
+			data = data[PeekRecord(data, &rec):]
+			err := o.record(e.Stream, &rec, true)
+			if err != nil && e.Stream.Kind == Metadata && untrusted(err) {
+				err = o.quarantineMetadata(err)
+			}
+			if err != nil {
+				return err
+			}
+			if e.Stream.Kind == Messages {
+				o.rec.LastTimes[e.Stream] = rec.TimestampMs
+			}
+		}
+	}
+	return nil
+}
+
+// spill writes everything out that waits.
+func (o *opener) spill() error {
+	s := o.s
+	for s.Step(0); s.pending > 0 || s.pass.active; s.Step(0) {
+		if s.err != nil {
+			return s.err
+		}
+		if len(s.starved) > 0 {
+			return fmt.Errorf("recovery needs disk space for %d bytes of segments: make room and start again", s.pending)
+		}
+		if err := o.disk.WaitOne(); err != nil {
+			return err
+		}
+	}
+	return s.err
+}
+
+// settle ends the recovery once the journal is known to be good.
+func (o *opener) settle(found *journalRecovery) error {
+	s := o.s
+	for i := range o.scanned {
+		if c := &o.scanned[i]; c.err != nil && c.st.next == c.next && c.st.bad == nil {
+			// Nothing in the journal takes the place of what can't be read.
+			c.st.abandonActive()
+			s.quarantine(c.st, c.err)
+		}
+	}
+	if err := o.checkLogs(); err != nil {
+		return err
+	}
+	if err := o.spill(); err != nil {
+		return err
+	}
+	if err := o.removeStale(); err != nil {
+		return err
+	}
+	for _, st := range s.order {
+		if st.next <= 1 || st.unlisted {
+			continue
+		}
+		o.rec.FirstSequences[st.id] = st.first()
+		o.rec.LastSequences[st.id] = st.next - 1
+		if st.id.Kind == Messages {
+			o.rec.LastTimes[st.id] = max(o.rec.LastTimes[st.id], st.lastMs)
+		}
+	}
+	o.rec.Quarantined = append(o.rec.Quarantined, s.reports...)
+	o.rec.Torn = found.Torn
+	s.recovering, s.unpaced = false, false
+	s.sweepWanted = o.rec.Bytes > 0 || len(s.drops) > 0
+	return nil
+}
+
+// removeStale removes the files that no checkpoint knew. All they held was in the journal and is in other files by now.
+// It is durable before the next checkpoint, which would know them.
+func (o *opener) removeStale() error {
+	for _, st := range o.s.order {
+		if len(st.stale) == 0 && !st.staleActive {
+			continue
+		}
+		if st.staleActive {
+			path := filepath.Join(st.dir, ledgerActive)
+			if _, err := o.io.run(ring.Op{Kind: ring.Remove, Path: path}); err != nil && !notExist(err) {
+				return err
+			}
+		}
+		for _, base := range st.stale {
+			paths := []string{filepath.Join(st.dir, logName(st.id.Kind, base, false))}
+			if st.id.Kind == Messages {
+				paths = append(paths, st.indexPath(base))
+			}
+			for _, path := range paths {
+				if _, err := o.io.run(ring.Op{Kind: ring.Remove, Path: path}); err != nil && !notExist(err) {
+					return err
+				}
+			}
+		}
+		st.stale, st.staleActive = nil, false
+		if _, err := o.io.run(ring.Op{Kind: ring.SyncDir, Path: st.dir}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// abandon gives everything back after a failure.
+func (o *opener) abandon() {
+	s := o.s
+	if s.err == nil {
+		s.err = ErrFailed // nothing new begins
+	}
+	wait := func() bool {
+		for s.inflight > 0 {
+			if o.disk.WaitOne() != nil {
+				return false
+			}
+		}
+		return true
+	}
+	if !wait() {
+		return // what is in flight still owns its memory
+	}
+	s.closeAll()
+	for _, st := range s.order {
+		s.discard(st)
+	}
+	if wait() {
+		s.freeBuffers()
+	}
+}

@@ -1,0 +1,85 @@
+package wal
+
+import "github.com/mortarmq/mortarmq/ring"
+
+// closeState is where a clean shutdown stands.
+type closeState struct {
+	started bool
+	// swept: everything is in files and durable; published: the checkpoints and indexes beside them are, too.
+	swept     bool
+	published bool
+	closed    bool
+}
+
+// StartClose begins a clean shutdown: what is committed is written out, swept and checkpointed, so that the next start
+// has nothing to replay. Nothing may be added any more. The last dedup snapshot was handed over before. The owner goes on
+// calling Step until Closed.
+func (s *Store) StartClose() {
+	c := &s.closing
+	if c.started {
+		return
+	}
+	c.started = true
+	s.unpaced = true
+	s.sweepWanted = s.unswept() || s.dirty > 0
+}
+
+// Closed tells whether the shutdown is over and no operation is at the disk. After a failure it becomes true once
+// nothing is in flight; the files then are what a crash would have left.
+func (s *Store) Closed() bool { return s.closing.closed }
+
+func (s *Store) stepClose() {
+	c := &s.closing
+	if !c.started || c.closed || s.inflight > 0 || s.reads.active > 0 || s.reads.head != nil {
+		return
+	}
+	if s.err == nil {
+		if s.sweepWanted || s.pass.active || s.sweep.phase != sweepIdle || s.publish.busy() || len(s.starved) > 0 {
+			return
+		}
+		if !c.published {
+			c.published = true
+			s.publishAll()
+			return
+		}
+	}
+	if s.openFiles > 0 || s.table.fd >= 0 {
+		s.closeAll()
+		return
+	}
+	c.closed = true
+	for _, st := range s.order {
+		s.discard(st)
+	}
+	s.freeBuffers()
+}
+
+// publishAll writes the checkpoints of all partitions, and the indexes of their newest segments, as they are at the end.
+func (s *Store) publishAll() {
+	for _, st := range s.order {
+		if st.id.Kind != Messages || st.bad != nil || st.saved.Next == 0 {
+			continue
+		}
+		s.publishCheckpoint(st)
+		if st.active != nil && st.index.from == segmentHeaderLen && st.index.covered == int64(st.saved.Offset) {
+			x := st.index.segIndex
+			if st.index.off%indexBlock != 0 {
+				x.sums = append(x.sums, st.index.blockSum())
+			}
+			s.publishIndex(st.active, &x)
+		}
+	}
+}
+
+// closeAll closes every file.
+func (s *Store) closeAll() {
+	for _, st := range s.order {
+		s.closeStream(st)
+	}
+	s.closeIdle()
+	if s.table.fd >= 0 {
+		fd := s.table.fd
+		s.table.fd = -1
+		s.do(ring.Op{Kind: ring.Close, FD: fd}, func(*ring.Op) {})
+	}
+}

@@ -1,0 +1,187 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sort"
+)
+
+// run is a stretch of committed records that waits to be written. It holds a reference to its round.
+type run struct {
+	round *Round
+	data  []byte
+	first Sequence
+	last  Sequence
+	// pos is how much of data is written already.
+	pos int
+	// roll says that the records don't follow the ones before: they begin a new file.
+	roll bool
+}
+
+// stream is one stream of records and its files.
+type stream struct {
+	id  StreamID
+	dir string
+
+	// runs[head:] wait to be written; next is the sequence after them.
+	runs []run
+	head int
+	next Sequence
+
+	// segs are the stream's files by base; the last one, active, is written at off with the record wnext. off is 0
+	// where it has no header yet. index describes it.
+	segs   []*segment
+	active *segment
+	off    int64
+	wnext  Sequence
+	index  indexBuilder
+	// lastMs is the timestamp of the record before wnext.
+	lastMs uint64
+	// cut says that the active file was found at start: what it holds behind cutAt is of before a crash. The next
+	// record goes to off, the block boundary behind.
+	cut   bool
+	cutAt int64
+	// indexed says that there is an index file for the active file as it was found.
+	indexed bool
+	// stale are files found at start that no checkpoint knows; the journal has what they hold.
+	stale []Sequence
+	// staleActive says the same of delivery.mql.
+	staleActive bool
+
+	queued   bool // in Store.dirtyStreams
+	unsealed bool // in Store.unsealed
+	inPass   bool
+	busy     bool // opening, rolling
+	inflight int  // writes at the disk
+
+	// readNext is the record behind the last completed write, readSeg and readOff its place: so far the files can be
+	// read.
+	readNext Sequence
+	readSeg  *segment
+	readOff  int64
+
+	// sealed is what the next checkpoint table says, saved what the last one that is durable said.
+	sealed, saved checkpoint
+	// mqc is the Next of the last MMQC published or queued.
+	mqc Sequence
+
+	dirMade bool
+	dropped bool
+	jobs    int // files of the stream being published
+	// bad is why the stream's files aren't read any more.
+	bad error
+	// unlisted says that the checkpoint table doesn't name the stream, anyFirst that it may begin with any sequence:
+	// so is the metadata log of a journal whose metadata is quarantined.
+	unlisted, anyFirst bool
+}
+
+func newStream(s *Store, id StreamID) *stream {
+	st := &stream{id: id, dir: streamDir(s.o.Dir, s.o.Journal, id), next: 1}
+	s.streams[id] = st
+	s.order = append(s.order, st)
+	return st
+}
+
+// first returns the sequence of the oldest record.
+func (st *stream) first() Sequence {
+	switch {
+	case len(st.segs) > 0:
+		return st.segs[0].base
+	case st.head < len(st.runs):
+		return st.runs[st.head].first
+	default:
+		return st.next
+	}
+}
+
+// segmentOf returns the index in segs of the file that holds seq, or -1.
+func (st *stream) segmentOf(seq Sequence) int {
+	return sort.Search(len(st.segs), func(i int) bool { return st.segs[i].base > seq }) - 1
+}
+
+// path returns the path of one of the stream's files.
+func (st *stream) path(seg *segment) string {
+	return filepath.Join(st.dir, logName(st.id.Kind, seg.base, seg == st.active))
+}
+
+var errGap = errors.New("records before this one are missing")
+
+// Add takes over one reference to a committed round. Rounds come in order. The records are copied to write buffers and
+// the round released during a later write-out.
+func (s *Store) Add(r *Round) {
+	for i := range r.Entries {
+		s.addEntry(r, &r.Entries[i])
+	}
+	s.added = journalPoint{Epoch: r.Epoch, Round: r.Number, Commit: max(s.added.Commit, r.Number)}
+	r.Release()
+}
+
+func (s *Store) addEntry(r *Round, e *Entry) {
+	st := s.streams[e.Stream]
+	if st == nil {
+		if _, gone := s.dropped[e.Stream.Topic]; gone && e.Stream.Kind == Messages {
+			return
+		}
+		st = newStream(s, e.Stream)
+	}
+	data, first := r.Data(e), e.First
+	roll := false
+	switch {
+	case st.anyFirst:
+		st.anyFirst = false
+	case e.Last() < st.next:
+		return
+	case first < st.next:
+		data = skipRecords(data, int(st.next-first))
+		first = st.next
+	case first > st.next:
+		// The journal was trimmed although the records before had not reached their file, or that file was lost. What
+		// is here is kept in a file of its own.
+		st.abandonActive()
+		s.quarantine(st, &CorruptionError{Path: st.dir, Stream: st.id, Sequence: st.next, Round: r.Number,
+			Cause: fmt.Errorf("%w: the journal goes on with sequence %d", errGap, first)})
+		roll = true
+	}
+	r.Retain()
+	if st.head == len(st.runs) {
+		st.runs, st.head = st.runs[:0], 0
+	}
+	st.runs = append(st.runs, run{round: r, data: data, first: first, last: e.Last(), roll: roll})
+	st.next = e.Last() + 1
+	if s.pending == 0 {
+		s.oldest = s.now
+	}
+	s.pending += int64(len(data))
+	if !st.queued {
+		st.queued = true
+		s.dirtyStreams = append(s.dirtyStreams, st)
+	}
+}
+
+// abandonActive leaves the newest file as it was found at start; what follows goes to another one.
+func (st *stream) abandonActive() {
+	if st.cut {
+		st.active, st.cut, st.off = nil, false, 0
+	}
+}
+
+// skipRecords returns data without its first n records.
+func skipRecords(data []byte, n int) []byte {
+	var r Record
+	for range n {
+		data = data[PeekRecord(data, &r):]
+	}
+	return data
+}
+
+// discard forgets what waits to be written.
+func (s *Store) discard(st *stream) {
+	for i := st.head; i < len(st.runs); i++ {
+		r := &st.runs[i]
+		s.pending -= int64(len(r.data) - r.pos)
+		r.round.Release()
+		*r = run{}
+	}
+	st.runs, st.head = st.runs[:0], 0
+}

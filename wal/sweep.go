@@ -1,0 +1,352 @@
+package wal
+
+import (
+	"path/filepath"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
+
+// sweepPhase is where a sweep stands.
+type sweepPhase uint8
+
+const (
+	sweepIdle sweepPhase = iota
+	// sweepWriting: everything up to the sweep's round is written out, and files end on block boundaries.
+	sweepWriting
+	// sweepFiles, sweepDirs: the files and then the directories that this changed are flushed.
+	sweepFiles
+	sweepDirs
+	// sweepSnapshot: the dedup snapshot for the sweep's round isn't published yet.
+	sweepSnapshot
+	// sweepTable: the checkpoint table is being written.
+	sweepTable
+)
+
+// sweep makes what was written durable and says so in the checkpoint table.
+type sweep struct {
+	phase    sweepPhase
+	upTo     journalPoint
+	files    []*segment
+	dirs     []string
+	inflight int
+	rows     []sealedRow
+}
+
+// sealedRow is what a stream's checkpoint becomes when the table is durable.
+type sealedRow struct {
+	st *stream
+	c  checkpoint
+}
+
+// unswept tells whether the checkpoint table is behind what was taken.
+func (s *Store) unswept() bool { return s.added.Round > s.durable }
+
+func (s *Store) sweepDue() bool { return s.sweepWanted && s.sweep.phase == sweepIdle && !s.recovering }
+
+func (s *Store) stepSweepClock() {
+	if s.sweep.phase != sweepIdle {
+		return
+	}
+	if s.dirty >= s.o.MaxDirtyBytes/2 || s.unswept() && s.now-s.lastSweep >= s.o.SweepEvery {
+		s.sweepWanted = true
+	}
+}
+
+// beginSweep is called at the start of the write-out that seals the files.
+func (s *Store) beginSweep(upTo journalPoint) {
+	s.sweepWanted = false
+	s.sweep.phase, s.sweep.upTo = sweepWriting, upTo
+	s.lastSweep = s.now
+	if s.onSweepStart != nil && !s.closing.started {
+		s.onSweepStart(upTo.Round)
+	}
+}
+
+// syncSweep is called when everything up to the sweep's round is written. What later write-outs add belongs to the next
+// sweep.
+func (s *Store) syncSweep() {
+	w := &s.sweep
+	w.phase = sweepFiles
+	w.files = append(w.files[:0], s.dirtySegs...)
+	for i, seg := range s.dirtySegs {
+		seg.queued = false
+		s.dirtySegs[i] = nil
+	}
+	s.dirtySegs = s.dirtySegs[:0]
+	w.dirs = w.dirs[:0]
+	for dir := range s.newDirs {
+		w.dirs = append(w.dirs, dir)
+	}
+	clear(s.newDirs)
+	w.rows = w.rows[:0]
+	for _, st := range s.order {
+		if st.sealed.Next > 0 && !st.unlisted {
+			w.rows = append(w.rows, sealedRow{st, st.sealed})
+		}
+	}
+	s.stepSweep()
+}
+
+// stepSweep keeps the present sweep going.
+func (s *Store) stepSweep() {
+	w := &s.sweep
+	for s.err == nil {
+		switch w.phase {
+		case sweepIdle, sweepWriting, sweepTable:
+			return
+		case sweepFiles:
+			if !s.syncFiles() {
+				return
+			}
+			w.phase = sweepDirs
+		case sweepDirs:
+			if !s.syncDirs() {
+				return
+			}
+			w.phase = sweepSnapshot
+		case sweepSnapshot:
+			if !s.snaps.dedupReady(s, w.upTo.Round) {
+				return
+			}
+			w.phase = sweepTable
+			s.writeTable()
+			return
+		}
+	}
+}
+
+// syncFiles flushes the sweep's files and tells whether all are flushed.
+func (s *Store) syncFiles() bool {
+	w := &s.sweep
+	for len(w.files) > 0 && w.inflight < syncParallel && !s.paused() {
+		n := len(w.files) - 1
+		seg := w.files[n]
+		w.files[n] = nil
+		w.files = w.files[:n]
+		if seg.dirty == 0 {
+			continue
+		}
+		s.slice++
+		w.inflight++
+		s.syncFile(seg)
+	}
+	return len(w.files) == 0 && w.inflight == 0
+}
+
+// syncFile flushes a file. After a failure it is never tried again: the kernel may have dropped what it could not write.
+func (s *Store) syncFile(seg *segment) {
+	s.acquire(seg, func(err error) {
+		if err != nil {
+			s.syncDone(seg, err)
+			return
+		}
+		dirty := seg.dirty
+		s.do(ring.Op{Kind: ring.Sync, FD: seg.fd}, func(op *ring.Op) {
+			if op.Err == nil {
+				seg.dirty -= dirty
+				s.dirty -= dirty
+			}
+			err := op.Err
+			s.release(seg)
+			s.syncDone(seg, err)
+		})
+	})
+}
+
+func (s *Store) syncDone(seg *segment, err error) {
+	s.sweep.inflight--
+	if err != nil && !(seg.st.dropped && notExist(err)) {
+		s.fail("flush segment", seg.st.path(seg), err)
+	}
+	s.stepSweep()
+}
+
+// syncDirs flushes the directories in which the sweep's files were made, and tells whether all are flushed.
+func (s *Store) syncDirs() bool {
+	w := &s.sweep
+	for len(w.dirs) > 0 && w.inflight < syncParallel && !s.paused() {
+		n := len(w.dirs) - 1
+		dir := w.dirs[n]
+		w.dirs = w.dirs[:n]
+		s.slice++
+		w.inflight++
+		s.do(ring.Op{Kind: ring.SyncDir, Path: dir}, func(op *ring.Op) {
+			w.inflight--
+			// A topic that is dropped meanwhile has its directory no more.
+			if op.Err != nil && !(notExist(op.Err) && s.dropping(dir)) {
+				s.fail("flush directory", dir, op.Err)
+			}
+			s.stepSweep()
+		})
+	}
+	return len(w.dirs) == 0 && w.inflight == 0
+}
+
+// endSweep is called when the table is durable.
+func (s *Store) endSweep(point journalPoint) {
+	w := &s.sweep
+	w.phase = sweepIdle
+	for i := range w.rows {
+		row := &w.rows[i]
+		rolled := row.c.Base != row.st.saved.Base
+		row.st.saved = row.c
+		if rolled && row.st.saved.Base > row.st.first() {
+			s.publishCheckpoint(row.st)
+		}
+		w.rows[i] = sealedRow{}
+	}
+	moved := point.Round > s.durable
+	s.durable = point.Round
+	s.sweptDrops()
+	s.pruneLogs()
+	if moved && s.onDurable != nil {
+		s.onDurable(s.durable)
+	}
+	s.stepPass()
+}
+
+// tableWriter writes the checkpoint table.
+type tableWriter struct {
+	fd         int
+	generation uint64
+	slotBytes  int
+	slab       *ring.Slab
+	point      journalPoint
+}
+
+func (t *tableWriter) free() {
+	if t.slab != nil {
+		t.slab.Release()
+		t.slab = nil
+	}
+}
+
+// writeTable writes the sweep's rows into the older slot of the table, or a new table where they don't fit.
+func (s *Store) writeTable() {
+	t, w := &s.table, &s.sweep
+	rows := 0
+	for i := range w.rows {
+		if !w.rows[i].st.dropped {
+			rows++
+		}
+	}
+	path := filepath.Join(s.journalDir, tableFile)
+	grow := t.fd < 0 || tableSlotBytes(rows) > t.slotBytes
+	slotBytes := t.slotBytes
+	if grow {
+		slotBytes = max(tableSlotBytes(minTableRows), tableSlotBytes(rows+rows/2), slotBytes)
+		slotBytes = min(slotBytes, tableSlotBytes(maxTableRows))
+	}
+	if rows > maxTableRows {
+		s.fail("write checkpoint table", path, errTableRows)
+		return
+	}
+	if !t.reserve(s.o.Pool, slotBytes) {
+		s.starve("make checkpoint table", ErrNoMemory, s.writeTable)
+		return
+	}
+	point := w.upTo
+	if s.onSweepStart != nil || s.snaps.dedup > 0 {
+		point.Round = min(point.Round, RoundNumber(s.snaps.dedup))
+	}
+	point.Round = max(point.Round, s.durable)
+	t.point = point
+	t.generation++
+	b := t.slab.Bytes()[:blockAlign(tableHeaderLen+rows*tableRowLen)]
+	clear(b)
+	putTableHeader(b, &table{Journal: s.o.Journal, Generation: t.generation, SlotBytes: slotBytes, Point: point}, rows)
+	end := tableHeaderLen
+	for i := range w.rows {
+		if row := &w.rows[i]; !row.st.dropped {
+			putTableRow(b[end:], row.st.id, row.c)
+			end += tableRowLen
+		}
+	}
+	sealTable(b[:end])
+	if grow {
+		s.newTable(path, slotBytes, end)
+		return
+	}
+	off := int64(t.generation%2) * int64(slotBytes)
+	s.do(ring.Op{Kind: ring.WriteSync, FD: t.fd, Off: off, Buf: b}, func(op *ring.Op) { s.tableWritten(path, op.Err) })
+}
+
+// reserve gets memory for a slot.
+func (t *tableWriter) reserve(pool *ring.Pool, slotBytes int) bool {
+	if t.slab != nil && len(t.slab.Bytes()) >= slotBytes {
+		return true
+	}
+	slab := pool.Get(slotBytes)
+	if slab == nil {
+		return false
+	}
+	t.free()
+	t.slab = slab
+	return true
+}
+
+func (s *Store) tableWritten(path string, err error) {
+	if err != nil {
+		s.fail("write checkpoint table", path, err)
+		return
+	}
+	s.endSweep(s.table.point)
+}
+
+// newTable writes a table complete and flushed before it gets the name. The content goes into both slots, so that both
+// are written; the next generation replaces the older one as always.
+func (s *Store) newTable(path string, slotBytes, used int) {
+	t := &s.table
+	b := t.slab.Bytes()[:slotBytes]
+	clear(b[used:])
+	tmp := path + tmpSuffix
+	fd := -1
+	fail := func(op *ring.Op) bool {
+		switch {
+		case op.Err == nil:
+			return false
+		case noSpace(op.Err):
+			if fd >= 0 {
+				s.do(ring.Op{Kind: ring.Close, FD: fd}, func(*ring.Op) {})
+			}
+			s.starve("make checkpoint table", op.Err, func() { s.newTable(path, slotBytes, used) })
+		default:
+			s.fail("make checkpoint table", tmp, op.Err)
+		}
+		return true
+	}
+	s.do(ring.Op{Kind: ring.Open, Path: tmp, Flags: ring.Create}, func(op *ring.Op) {
+		if fail(op) {
+			return
+		}
+		fd = op.FD
+		steps := []ring.Op{
+			{Kind: ring.Truncate, FD: fd},
+			{Kind: ring.Write, FD: fd, Buf: b},
+			{Kind: ring.Write, FD: fd, Off: int64(slotBytes), Buf: b},
+			{Kind: ring.Sync, FD: fd},
+			{Kind: ring.Rename, Path: tmp, Path2: path},
+			{Kind: ring.SyncDir, Path: filepath.Dir(path)},
+		}
+		if t.fd >= 0 {
+			steps = append(steps, ring.Op{Kind: ring.Close, FD: t.fd})
+		}
+		s.sequence(steps, fail, func() {
+			t.fd, t.slotBytes = fd, slotBytes
+			s.tableWritten(path, nil)
+		})
+	})
+}
+
+// sequence runs operations one after the other until fail says so, then done.
+func (s *Store) sequence(steps []ring.Op, fail func(*ring.Op) bool, done func()) {
+	if len(steps) == 0 {
+		done()
+		return
+	}
+	s.do(steps[0], func(op *ring.Op) {
+		if !fail(op) {
+			s.sequence(steps[1:], fail, done)
+		}
+	})
+}
