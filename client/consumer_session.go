@@ -242,8 +242,7 @@ func (k *Consumer) frame(op protocol.Op, payload []byte) error {
 		if err := m.Decode(payload); err != nil {
 			return err
 		}
-		k.message(&m)
-		return nil
+		return k.message(&m)
 	case protocol.OpNotice:
 		var n protocol.Notice
 		if err := n.Decode(payload); err != nil {
@@ -332,15 +331,18 @@ func (k *Consumer) acknowledged(op protocol.Op, refusal *protocol.Error) error {
 }
 
 // message takes in a delivery.
-func (k *Consumer) message(m *protocol.Msg) {
+func (k *Consumer) message(m *protocol.Msg) error {
 	cost := len(m.Key) + len(m.Value)
+	if err := k.credit.spend(cost); err != nil {
+		return err
+	}
 	part := k.part(m.Partition)
 	if !part.owned && m.OwnershipEpoch > part.fenced {
 		part.owned, part.epoch = true, m.OwnershipEpoch // a member that rejoined gets no notice for what it keeps
 	}
 	if !part.owned || m.OwnershipEpoch < part.epoch || part.revoke != nil || k.closing {
 		k.credit.add(cost) // sent before the broker knew; it delivers the message to the new owner
-		return
+		return nil
 	}
 	if m.Attempt > 1 {
 		k.supersede(part, m.Sequence)
@@ -357,6 +359,7 @@ func (k *Consumer) message(m *protocol.Msg) {
 	part.tail = msg
 	part.queue.push(msg)
 	k.offer(part)
+	return nil
 }
 
 // supersede ends an older delivery of a message that has come again: its lease has run out at the broker.
@@ -504,26 +507,27 @@ func (k *Consumer) renewLeases(part *assigned) {
 	}
 }
 
-// down is told that there is no connection.
+// down is told that there is no connection. A refusal of SUB that does not pass by itself ends the consumer; a new one
+// takes any refusal that waiting does not help against as an answer.
 func (k *Consumer) down(err error) error {
 	code, refused := protocol.CodeOf(err)
 	if !refused {
 		return nil
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	first := k.member == 0 && len(k.parts) == 0
-	switch code {
-	case protocol.CodeUnknownTopic, protocol.CodeMalformedPayload, protocol.CodeMetadataQuarantined,
-		protocol.CodeGroupExistsMismatch, protocol.CodeInternal:
-		return err // does not get better by itself
-	case protocol.CodeGroupMemberLimit, protocol.CodeGroupAssignmentLimit:
-		if first {
+	select {
+	case <-k.joined:
+	default:
+		if !code.Retriable() && code != protocol.CodeStaleLeaderEpoch {
 			return err
 		}
-	default:
 	}
-	return nil
+	switch code {
+	case protocol.CodeUnknownTopic, protocol.CodeMalformedPayload, protocol.CodeMetadataQuarantined,
+		protocol.CodeGroupExistsMismatch:
+		return err
+	default:
+		return nil
+	}
 }
 
 // ended is the end of the session.

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"fmt"
 	"math"
 	"time"
 
@@ -14,13 +15,15 @@ const (
 	creditDelay      = 20 * time.Millisecond
 )
 
-// creditAccount counts what finished messages have cost and the broker has not got back yet. It is guarded by the
-// consumer's lock.
+// creditAccount counts what the broker may still send, and what finished messages have cost and the broker has not got
+// back yet. It is guarded by the consumer's lock.
 type creditAccount struct {
 	k           *Consumer
 	windowCount int
 	windowBytes int
-	count       int
+	leftCount   int // what the broker may still send
+	leftBytes   int
+	count       int // to be returned
 	bytes       int
 	timer       *time.Timer
 	armed       bool
@@ -39,8 +42,22 @@ func (a *creditAccount) init(k *Consumer) {
 	})
 }
 
-// reset forgets what is owed: a new subscription starts with the whole window.
-func (a *creditAccount) reset() { a.count, a.bytes = 0, 0 }
+// reset starts a window: of a new subscription, or a larger one. Nothing is owed.
+func (a *creditAccount) reset() {
+	a.leftCount, a.leftBytes = a.windowCount, a.windowBytes
+	a.count, a.bytes = 0, 0
+}
+
+// spend accounts for a message of the given cost. It fails if the broker sends more than it may: the window is what
+// bounds the consumer's memory. The last message may exceed what is left of the bytes.
+func (a *creditAccount) spend(bytes int) error {
+	a.leftCount--
+	a.leftBytes -= bytes
+	if a.leftCount < 0 || a.leftBytes < -largestMessage {
+		return fmt.Errorf("client: the broker sends more than the window of %d messages, %d bytes", a.windowCount, a.windowBytes)
+	}
+	return nil
+}
 
 // add takes up the cost of a message that has ended, however it did.
 func (a *creditAccount) add(bytes int) {
@@ -62,6 +79,8 @@ func (a *creditAccount) flush() {
 			Count: uint16(min(a.count, math.MaxUint16)), Bytes: uint32(min(a.bytes, math.MaxUint32))}
 		a.count -= int(m.Count)
 		a.bytes -= int(m.Bytes)
+		a.leftCount = min(a.leftCount+int(m.Count), a.windowCount)
+		a.leftBytes = min(a.leftBytes+int(m.Bytes), a.windowBytes)
 		a.send(&m)
 	}
 }

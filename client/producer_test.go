@@ -552,21 +552,3 @@ func TestProducer_SteadyStateDoesNotAllocatePerMessage(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func BenchmarkProducer_SendFunc(b *testing.B) {
-	broker := newFakeBroker(b)
-	broker.addTopic("orders", 4)
-	p := newTestProducer(b, broker, "orders", ProducerOptions{Plain: true})
-	m := Record{Value: make([]byte, 100)}
-	done := func(_ Result, err error) {
-		if err != nil {
-			b.Error(err)
-		}
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := p.SendFunc(b.Context(), m, done); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
