@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -13,11 +14,15 @@ import (
 	"time"
 
 	"github.com/panjf2000/gnet/v2"
+	"github.com/panjf2000/gnet/v2/pkg/logging"
 )
 
 // EchoArg as the first command line argument makes the program an echo server: the benchmark starts itself that way, so
 // that the server is a process of its own as the broker is.
 const EchoArg = "echo-server"
+
+// echoReady starts the line in which the server gives its address; gnet's log may stand before it.
+const echoReady = "echo server on "
 
 // echoServer answers every read with the same bytes.
 type echoServer struct {
@@ -27,7 +32,7 @@ type echoServer struct {
 
 // OnBoot tells the parent that the server listens.
 func (s *echoServer) OnBoot(gnet.Engine) gnet.Action {
-	fmt.Println(s.addr)
+	fmt.Println(echoReady + s.addr)
 	return gnet.None
 }
 
@@ -51,7 +56,7 @@ func RunEchoServer() error {
 	}
 	addr := ln.Addr().String()
 	ln.Close() // gnet opens its own; the port stays free for the moment between
-	return gnet.Run(&echoServer{addr: addr}, "tcp://"+addr, gnet.WithTCPNoDelay(gnet.TCPNoDelay), gnet.WithReuseAddr(true))
+	return gnet.Run(&echoServer{addr: addr}, "tcp://"+addr, gnet.WithTCPNoDelay(gnet.TCPNoDelay), gnet.WithReuseAddr(true), gnet.WithLogLevel(logging.ErrorLevel))
 }
 
 // startEcho starts this program as an echo server.
@@ -74,12 +79,14 @@ func startEcho(ctx context.Context) (addr string, stop func(), err error) {
 		cmd.Process.Kill()
 		cmd.Wait() // reaps; that it was killed is no news
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		stop()
-		return "", nil, fmt.Errorf("echo server: %w", err)
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if addr, ok := strings.CutPrefix(lines.Text(), echoReady); ok {
+			return addr, stop, nil
+		}
 	}
-	return strings.TrimSpace(line), stop, nil
+	stop()
+	return "", nil, fmt.Errorf("the echo server did not start: %w", cmp.Or(lines.Err(), io.ErrUnexpectedEOF))
 }
 
 // echoLatency measures request and answer of size bytes with one outstanding.

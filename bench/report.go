@@ -147,6 +147,15 @@ var columns = []column{
 	{"drain s", func(s *Sample) float64 { return s.DrainSeconds }},
 }
 
+// parts are the latencies of which an end-to-end latency is made.
+var parts = []struct {
+	name string
+	of   func(*Sample) *Quantiles
+}{
+	{"publish", func(s *Sample) *Quantiles { return s.PublishLatency }},
+	{"deliver", func(s *Sample) *Quantiles { return s.DeliverLatency }},
+}
+
 // WriteTable prints medians over the rounds, with the range in parentheses, then the figures that only some cases have,
 // then the ratios.
 func WriteTable(w io.Writer, samples []Sample) error {
@@ -174,14 +183,12 @@ func WriteTable(w io.Writer, samples []Sample) error {
 		}
 	}
 	for _, g := range list {
-		for name, q := range map[string]func(*Sample) *Quantiles{
-			"deliver": func(s *Sample) *Quantiles { return s.DeliverLatency },
-			"publish": func(s *Sample) *Quantiles { return s.PublishLatency },
-		} {
-			if q(g.samples[0]) != nil {
-				fmt.Fprintf(tw, "%s\t%s\t%s p50, p99 us\t%v, %v\n", g.workload, sizeName(g.size), name,
-					g.spread(func(s *Sample) float64 { return q(s).P50 }), g.spread(func(s *Sample) float64 { return q(s).P99 }))
+		for _, part := range parts {
+			if part.of(g.samples[0]) == nil {
+				continue
 			}
+			fmt.Fprintf(tw, "%s\t%s\t%s p50, p99 us\t%v, %v\n", g.workload, sizeName(g.size), part.name,
+				g.spread(func(s *Sample) float64 { return part.of(s).P50 }), g.spread(func(s *Sample) float64 { return part.of(s).P99 }))
 		}
 	}
 	if err := tw.Flush(); err != nil {

@@ -114,8 +114,11 @@ func (b *Broker) SetFaults(f Faults) {
 }
 
 // Start listens on a free port of the loopback interface and returns its address.
-func (b *Broker) Start() (addr string, err error) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+func (b *Broker) Start() (addr string, err error) { return b.StartAt("127.0.0.1:0") }
+
+// StartAt listens on an address.
+func (b *Broker) StartAt(listen string) (addr string, err error) {
+	ln, err := net.Listen("tcp", listen)
 	if err != nil {
 		return "", err
 	}
