@@ -202,6 +202,8 @@ func (d *delivery) sendFrom(con *consumer, rd *reader, p *pull, budget *int) sto
 		seq, attempt, ok := rd.cur.Peek(d.c.now)
 		if !ok {
 			d.dropPlace(&rd.old)
+			d.dropBelow(&rd.cold, wal.Sequence(rd.cur.Next()))
+			d.dropBelow(&rd.ahead, wal.Sequence(rd.cur.Next()))
 			return stopEmpty
 		}
 		if con.credit.count == 0 {
