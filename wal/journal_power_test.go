@@ -22,7 +22,6 @@ type powerTest struct {
 	// acked and sealed are what earlier starts had flushed and sealed.
 	acked, sealed []got
 
-	seen    map[string]bool
 	steps   int
 	crashes int
 	// reopens recovers a few of the recovered disks after another power cut.
@@ -153,7 +152,8 @@ func TestJournal_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 			p.open()
 			p.script(inFlight)
 			p.cut()
-			t.Logf("%d steps, %d power cuts, %d second power cuts", p.steps, p.crashes, p.reopens)
+			t.Logf("%d steps, %d power cuts, %d second power cuts; %d rounds in %d files", p.steps, p.crashes, p.reopens,
+				p.w.j.Flushed(), p.w.j.files())
 		})
 	}
 }
