@@ -96,6 +96,8 @@ type assigned struct {
 	revoke   *protocol.Notice // to be confirmed when the messages at hand are finished
 	revokeBy uint64           // tick
 	stop     atomic.Bool      // revoke is set: what is not begun must not begin
+
+	unsettled unsettled
 }
 
 // NewConsumer joins a group, which is created if it is new, and returns when the broker has accepted the member.
@@ -204,20 +206,28 @@ func (k *Consumer) handle(ctx context.Context, h Handler) {
 		if part == nil {
 			return
 		}
-		i := 0
+		i, acked := 0, 0
 		for ; i < n && ctx.Err() == nil && !part.stop.Load() && !k.stop.Load(); i++ {
-			if m := batch[i]; m.Active() {
-				k.process(ctx, h, m)
+			m := batch[i]
+			if !m.Active() {
+				continue
 			}
+			err := k.call(ctx, h, m)
+			if err == nil && k.opts.CumulativeAcks {
+				continue
+			}
+			k.ackTogether(part, batch[acked:i])
+			acked = i + 1
+			k.conclude(m, err)
 		}
+		k.ackTogether(part, batch[acked:i])
 		k.giveBack(part, batch[i:n])
 		clear(batch[:n])
 	}
 }
 
-// process runs the handler on one message and ends it.
-func (k *Consumer) process(ctx context.Context, h Handler, m *Message) {
-	err := k.call(ctx, h, m)
+// conclude ends a message by its handler's result.
+func (k *Consumer) conclude(m *Message, err error) {
 	if err == nil {
 		_ = m.Ack() // if it has ended otherwise there is nothing to do: the broker knows
 		return
@@ -275,7 +285,7 @@ func (k *Consumer) giveBack(part *assigned, rest []*Message) {
 		switch {
 		case !m.Active():
 		case part.revoke != nil:
-			k.end(m)
+			k.end(m, false)
 		default:
 			part.queue.pushFront(m)
 		}

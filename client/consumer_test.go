@@ -632,3 +632,58 @@ func TestConsumer_SurvivesCutsAtRandomTimes(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestConsumer_CumulativeAcksNeverCoverAMessageThatFailed(t *testing.T) {
+	b := newFakeBroker(t)
+	topic := b.addTopic("orders", 1)
+	const total = 300
+	b.fill(topic, total)
+	k := newTestConsumer(t, dialFake(t, b), ConsumerOptions{CumulativeAcks: true})
+	failed := false
+	goOn := make(chan struct{})
+	go func() {
+		_ = k.Run(context.Background(), func(_ context.Context, m *Message) error {
+			if m.Sequence == 100 && !failed {
+				failed = true
+				return errors.New("not now")
+			}
+			if m.Sequence == total {
+				<-goOn
+			}
+			return nil
+		})
+	}()
+	eventually(t, b, "the message was refused", func() bool { return len(b.nacks) == 1 })
+	b.inspect(func() {
+		for _, a := range b.acks {
+			if a.Flags != 0 && a.Sequence >= 100 {
+				t.Errorf("ACK up to %d covers what failed", a.Sequence)
+			}
+		}
+		c := b.groups["billing"].conn
+		c.push(c.message(&topic.partitions[0].log[99], 0, 100, 2).AppendFrame(nil))
+	})
+	close(goOn)
+	acknowledged := func() int {
+		n, upTo := map[uint64]bool{}, uint64(0)
+		for _, a := range b.acks {
+			if a.Flags == protocol.AckFlagCumulative {
+				upTo = max(upTo, a.Sequence)
+			}
+			n[a.Sequence] = true
+		}
+		if upTo >= 100 && !n[100] {
+			t.Fatal("100 was acknowledged along with others")
+		}
+		for i := range upTo {
+			n[i+1] = true
+		}
+		return len(n)
+	}
+	eventually(t, b, "all are acknowledged", func() bool { return acknowledged() == total })
+	b.inspect(func() {
+		if len(b.acks) >= total-50 {
+			t.Errorf("%d ACKs for %d messages", len(b.acks), total)
+		}
+	})
+}
