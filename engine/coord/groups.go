@@ -69,7 +69,7 @@ const noticeBaseShift = 32
 const memberBaseShift = 48
 
 // host starts the machine of a group as the metadata has it.
-func (c *Coordinator) host(g *metadata.Group) *groupHost {
+func (c *Coordinator) host(g *metadata.Group) {
 	st := group.State{
 		MembershipEpoch: g.MembershipEpoch, AssignmentEpoch: g.AssignmentEpoch,
 		LastOwnership: g.LastOwnership, LastMember: g.LastMember,
@@ -88,15 +88,6 @@ func (c *Coordinator) host(g *metadata.Group) *groupHost {
 	}, st)
 	c.groups.byID[h.id] = h
 	c.reschedule(h)
-	return h
-}
-
-// groupEpochs returns the committed epochs of a group; a request with newer ones can't be honest.
-func (c *Coordinator) groupEpochs(id uint16) (membership, assignment uint32) {
-	if h := c.groups.byID[id]; h != nil {
-		return h.m.Epochs()
-	}
-	return 0, 0
 }
 
 func groupSessionClosed(handle uint64) *group.Event {

@@ -21,15 +21,14 @@ type subscription struct {
 	group  uint16
 	topic  uint16
 	member uint64
-	// stream: MSG is sent whenever there is credit, without PULL. broadcast: the member gets every partition.
-	stream    bool
-	broadcast bool
+	// stream: MSG is sent whenever there is credit, without PULL.
+	stream bool
 	// windowCount and windowBytes are the credit window asked for at SUB, defaults and clamps applied; all of it is
 	// available at the start.
 	windowCount uint32
 	windowBytes uint64
 	// membershipEpoch and assignmentEpoch are those of the member's own last join and last confirmed assignment. A
-	// request with an older one is stale (0x0020), one with a newer one than the group has cannot be honest.
+	// request with an older one is stale (0x0020).
 	membershipEpoch uint32
 	assignmentEpoch uint32
 	// open: it was answered and delivery knows it. gone: its connection is closed.

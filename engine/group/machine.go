@@ -133,13 +133,13 @@ func (m *Machine) Step(now time.Duration, ev *Event, fx *Effects) {
 	}
 	switch ev.Kind {
 	case Join:
-		m.join(now, ev, fx)
+		m.join(ev, fx)
 	case Rejoin:
 		m.rejoin(now, ev, fx)
 	case Heartbeat:
 		m.heartbeat(now, ev, fx)
 	case Leave:
-		m.leave(now, ev, fx)
+		m.leave(ev, fx)
 	case Touch:
 		if mb := m.member(ev.Member); mb != nil {
 			mb.lastOp = max(mb.lastOp, ev.At)
@@ -218,7 +218,7 @@ func (m *Machine) tick(now time.Duration, fx *Effects) {
 		}
 	}
 	if m.retryAt <= now {
-		m.prepare(now, fx)
+		m.prepare(fx)
 	}
 }
 

@@ -7,14 +7,14 @@ import (
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-func (m *Machine) join(now time.Duration, ev *Event, fx *Effects) {
+func (m *Machine) join(ev *Event, fx *Effects) {
 	if len(m.waiting) >= MaxWaiting {
 		fx.add(Effect{Kind: Answer, Ref: ev.Ref, Session: ev.Session, Code: protocol.CodeBackpressure,
 			Text: fmt.Sprintf("%d members are joining the group already: back off and SUB again", MaxWaiting)})
 		return
 	}
 	m.waiting = append(m.waiting, joiner{ref: ev.Ref, session: ev.Session})
-	m.prepare(now, fx)
+	m.prepare(fx)
 }
 
 // rejoin gives a member its place back: partitions and epochs stay, so the log has nothing to learn.
@@ -85,14 +85,14 @@ func (m *Machine) heartbeat(now time.Duration, ev *Event, fx *Effects) {
 	fx.add(answer)
 }
 
-func (m *Machine) leave(now time.Duration, ev *Event, fx *Effects) {
+func (m *Machine) leave(ev *Event, fx *Effects) {
 	mb := m.current(ev, fx)
 	if mb == nil {
 		return
 	}
 	mb.leaveRefs = append(mb.leaveRefs, ev.Ref)
 	m.remove(mb, 0, "", true, fx)
-	m.prepare(now, fx)
+	m.prepare(fx)
 }
 
 // sessionClosed starts the time for which the member of a lost connection keeps its place. Delivery ended with the

@@ -91,7 +91,7 @@ func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
 		// Whatever the result says, the member does not hold on to it, and the ownership epoch moves on.
 		m.raise(mb, epoch, fx)
 		m.release(partition, fx)
-		m.prepare(now, fx)
+		m.prepare(fx)
 		return
 	}
 	switch a.Result {
@@ -104,7 +104,7 @@ func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
 		}
 	case protocol.ControlError:
 		m.remove(mb, protocol.CodeUnknownMember, "the member answered an ASSIGN with ERROR and was removed: SUB again", false, fx)
-		m.prepare(now, fx)
+		m.prepare(fx)
 	case protocol.ControlStale:
 		// The member knows better epochs than the notice has, which can't be: it is asked again until its time is up.
 	default:

@@ -9,7 +9,7 @@ import (
 )
 
 // prepare puts everything that has been decided into one batch of changes, unless one is in flight.
-func (m *Machine) prepare(now time.Duration, fx *Effects) {
+func (m *Machine) prepare(fx *Effects) {
 	if m.flight.left > 0 || m.closed {
 		return
 	}
@@ -170,7 +170,7 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 		}
 	}
 	m.revoke(now, fx)
-	m.prepare(now, fx)
+	m.prepare(fx)
 }
 
 // admitted makes a member of a joiner whose joining is committed. Its own assignment epoch is the one before the batch's
