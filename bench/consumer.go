@@ -65,7 +65,8 @@ type Consumer struct {
 	acks    []int64
 	ackHead int
 
-	creditCount, creditBytes int // to return
+	at                       int64 // when the last read returned: what it brought arrived by then
+	creditCount, creditBytes int   // to return
 	creditSince              int64
 	batchLast                []protocol.Msg // AckBatch: the newest message of each partition in this read, Sequence 0 if none
 	touched                  []uint16
@@ -159,6 +160,7 @@ func (c *Consumer) fillBuffer() error {
 		if err != nil {
 			return err
 		}
+		c.at = now()
 		return c.frame(f.Op, f.Payload)
 	}
 	wait := heartbeatEvery
@@ -169,6 +171,7 @@ func (c *Consumer) fillBuffer() error {
 		return err
 	}
 	n, err := c.conn.Net().Read(c.read[c.have:])
+	c.at = now()
 	c.have += n
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil
@@ -190,7 +193,7 @@ func (c *Consumer) frame(op protocol.Op, payload []byte) error {
 				return errors.New("an answer to an ACK that was not sent")
 			}
 			if due := c.acks[c.ackHead]; due != 0 {
-				record(c.ackedAt, now()-due)
+				record(c.ackedAt, c.at-due)
 			}
 			c.ackHead++
 			c.acked++
@@ -236,7 +239,7 @@ func (c *Consumer) message(payload []byte) error {
 	due := int64(0)
 	if c.opts.Stamped && len(m.Value) >= stampBytes && c.received.Load() >= c.opts.Warm {
 		due = int64(binary.BigEndian.Uint64(m.Value))
-		record(c.delivered, now()-due)
+		record(c.delivered, c.at-due)
 	}
 	if c.opts.Ack == AckEach {
 		c.ack(&m, 0, due)
@@ -247,7 +250,7 @@ func (c *Consumer) message(payload []byte) error {
 		c.batchLast[m.Partition] = m
 	}
 	if c.creditCount == 0 {
-		c.creditSince = now()
+		c.creditSince = c.at
 	}
 	c.creditCount++
 	c.creditBytes += len(m.Key) + len(m.Value)
