@@ -37,9 +37,9 @@ const (
 // Never is the time that a state machine's Step returns when nothing but a completion or a call will give it work.
 const Never = time.Duration(math.MaxInt64)
 
-// ErrRecordTooLarge means that a record fits no round of this journal, whatever is trimmed: the configured file size is
-// too small for it.
-var ErrRecordTooLarge = errors.New("record is larger than a journal file; raise the journal's file size")
+// ErrRecordTooLarge means that a record fits no round of this journal, whatever is trimmed: its key or value is beyond the
+// format's limits, or the configured file size is too small for it.
+var ErrRecordTooLarge = errors.New("record is larger than the format or a journal file allows")
 
 // JournalOptions configures a journal. Zero values mean the defaults.
 type JournalOptions struct {

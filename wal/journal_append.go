@@ -1,6 +1,11 @@
 package wal
 
-import "github.com/mortarmq/mortarmq/ring"
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/ring"
+)
 
 const (
 	// arenaBytes is the size of the slab that small rounds share.
@@ -14,10 +19,18 @@ const (
 // stream share an entry; giving the sequences out is the caller's business.
 //
 // Nothing was appended where it returns an error: ErrRoundFull (seal the round, then append again), ErrJournalFull,
-// ErrNoMemory, ErrRecordTooLarge, or the sticky *FailedError.
+// ErrNoMemory, ErrRecordTooLarge, or the sticky *FailedError. It panics for a record that recovery would refuse: without a
+// sequence, with unknown flags, on a stream that doesn't exist.
 func (j *Journal) Append(s StreamID, rec *Record) error {
 	if j.err != nil {
 		return j.err
+	}
+	if len(rec.Key) > MaxKeyLen || len(rec.Value) > protocol.MaxValueLen {
+		return ErrRecordTooLarge
+	}
+	if rec.Sequence == 0 || rec.Flags&^knownFlags != 0 || rec.ReplFlags > MaxReplFlags || !s.valid() {
+		panic(fmt.Sprintf("wal: append to %v of a record that can't be read back: sequence %d, flags %#x, replication flags %d",
+			s, rec.Sequence, rec.Flags, rec.ReplFlags))
 	}
 	size := RecordSize(len(rec.Key), len(rec.Value))
 	r := j.gather

@@ -17,6 +17,9 @@ type roundReader struct {
 	pool    *ring.Pool
 	journal int
 
+	// ahead is how much to read at least, where the file and the pool have it.
+	ahead int
+
 	slab *ring.Slab
 	file *journalFile
 	// base is where in the file the window starts, n how many bytes it has.
@@ -63,7 +66,7 @@ func (rd *roundReader) window(f *journalFile, off int64, n int) ([]byte, error) 
 		return rd.slab.Bytes()[at : at+n : at+n], nil
 	}
 	rd.close()
-	rest := int(min(f.size-off, readWindow))
+	rest := int(min(f.size-off, int64(rd.ahead)))
 	slab := rd.pool.Get(max(n, rest))
 	if slab == nil {
 		slab = rd.pool.Get(max(n, min(rest, smallWindow)))

@@ -126,6 +126,7 @@ func (rc *recoverer) recover() error {
 	if err := rc.findStart(); err != nil {
 		return err
 	}
+	rc.rd.ahead = readWindow
 	bad, err := rc.walk()
 	if err != nil {
 		return err

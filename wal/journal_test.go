@@ -187,6 +187,9 @@ func TestJournal_RefusesWhatDoesNotFit(t *testing.T) {
 	if err := w.append(testStreams[0], 60<<10); !errors.Is(err, ErrRecordTooLarge) {
 		t.Errorf("a record as large as a file: %v", err)
 	}
+	if err := w.append(testStreams[0], protocol.MaxValueLen+1); !errors.Is(err, ErrRecordTooLarge) {
+		t.Errorf("a value beyond the format's limit: %v", err)
+	}
 	// Larger than MaxRoundBytes by itself: a round of its own.
 	if err := w.append(testStreams[0], 40<<10); err != nil {
 		t.Fatal(err)
@@ -662,4 +665,33 @@ type ringWaiter struct{ *ring.Ring }
 func (r ringWaiter) WaitOne() error {
 	_, err := r.Wait(-1)
 	return err
+}
+
+func TestJournal_AppendPanicsForWhatRecoveryWouldRefuse(t *testing.T) {
+	pool := testPool(t)
+	d := simdisk.New(simdisk.Options{})
+	j, _, _ := openJournal(t, d, smallJournal(pool), 0)
+	defer j.releaseMemory()
+	for name, x := range map[string]struct {
+		s StreamID
+		r Record
+	}{
+		"no sequence":       {testStreams[0], Record{}},
+		"unknown flag":      {testStreams[0], Record{Sequence: 1, Flags: 1 << 9}},
+		"replication flags": {testStreams[0], Record{Sequence: 1, ReplFlags: 4}},
+		"no stream":         {StreamID{}, Record{Sequence: 1}},
+		"ledger of a topic": {StreamID{Kind: Ledger, Topic: 1}, Record{Sequence: 1}},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			_ = j.Append(x.s, &x.r)
+		}()
+	}
+	if records, _ := j.Gathered(); records != 0 {
+		t.Errorf("%d records were gathered", records)
+	}
 }

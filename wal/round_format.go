@@ -232,6 +232,18 @@ func (r *Round) load(h *roundHeader) error {
 	return nil
 }
 
+// valid tells whether there can be such a stream.
+func (s StreamID) valid() bool {
+	switch s.Kind {
+	case Messages:
+		return true
+	case Ledger, Metadata:
+		return s.Topic == 0 && s.Partition == 0
+	default:
+		return false
+	}
+}
+
 func decodeEntry(b []byte) (Entry, error) {
 	e := Entry{
 		Stream: StreamID{
@@ -244,9 +256,7 @@ func decodeEntry(b []byte) (Entry, error) {
 		First: Sequence(binary.BigEndian.Uint64(b[16:])),
 	}
 	switch {
-	case e.Stream.Kind < Messages || e.Stream.Kind > Metadata,
-		e.Stream.Kind != Messages && (e.Stream.Topic != 0 || e.Stream.Partition != 0),
-		b[1] != 0 || b[6] != 0 || b[7] != 0, e.Count == 0, e.First == 0:
+	case !e.Stream.valid(), b[1] != 0 || b[6] != 0 || b[7] != 0, e.Count == 0, e.First == 0:
 		return e, errRoundEntries
 	}
 	return e, nil
