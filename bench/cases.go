@@ -101,10 +101,10 @@ func contains(list []string, s string) bool {
 // fio's figure if there is one.
 func diskWrite(ctx context.Context, r *runner, s *Sample) error {
 	path := filepath.Join(r.dir, "limit")
-	if err := prepareZeroed(path, rawFileBytes); err != nil {
+	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
 		return err
 	}
-	own, err := ringWrite(path, s.Size, r.cfg.Duration/2)
+	own, err := ringWrite(path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/2)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func diskWrite(ctx context.Context, r *runner, s *Sample) error {
 	if _, err := exec.LookPath("fio"); err != nil {
 		return nil
 	}
-	dev, err := fioWrite(ctx, path, s.Size, r.cfg.Duration/2)
+	dev, err := fioWrite(ctx, path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/2)
 	if err != nil {
 		return err
 	}
@@ -126,10 +126,10 @@ func diskRead(ctx context.Context, r *runner, s *Sample) error {
 		return errSkipped
 	}
 	path := filepath.Join(r.dir, "limit")
-	if err := prepareZeroed(path, rawFileBytes); err != nil {
+	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
 		return err
 	}
-	dev, err := fioRead(ctx, path, r.cfg.Duration/2)
+	dev, err := fioRead(ctx, path, r.cfg.limitFileBytes, r.cfg.Duration/2)
 	if err != nil {
 		return err
 	}

@@ -39,6 +39,9 @@ type Config struct {
 	Broker map[string]any
 	// Profile fetches profiles of the broker during each run.
 	Profile bool
+
+	// limitFileBytes is the size of the file that the disk limits are measured on: by default that of a journal file.
+	limitFileBytes int64
 }
 
 // Workloads are the names that Config.Workloads may hold, in the order in which they run.
@@ -60,6 +63,7 @@ func DefaultConfig() Config {
 		CatchupMessages:  1_000_000,
 		RestartBytes:     10 << 30,
 		Broker:           map[string]any{},
+		limitFileBytes:   64 << 20,
 	}
 }
 

@@ -18,8 +18,6 @@ import (
 )
 
 const (
-	// rawFileBytes is the size of the file that the disk limits are measured on: that of a journal file.
-	rawFileBytes = 64 << 20
 	// bandwidthBlock is the size of a large journal round.
 	bandwidthBlock = 1 << 20
 	directAlign    = ring.BlockSize
@@ -61,17 +59,17 @@ func prepareZeroed(path string, size int64) error {
 }
 
 // fioWrite measures direct, synchronous writes with one outstanding.
-func fioWrite(ctx context.Context, path string, block int, d time.Duration) (*diskLimit, error) {
-	return fio(ctx, path, d, "--rw=write", "--sync=dsync", "--overwrite=1", fmt.Sprintf("--bs=%d", block), "--ioengine=psync")
+func fioWrite(ctx context.Context, path string, size int64, block int, d time.Duration) (*diskLimit, error) {
+	return fio(ctx, path, size, d, "--rw=write", "--sync=dsync", "--overwrite=1", fmt.Sprintf("--bs=%d", block), "--ioengine=psync")
 }
 
 // fioRead measures direct sequential reads of 1 MiB, four at a time.
-func fioRead(ctx context.Context, path string, d time.Duration) (*diskLimit, error) {
-	return fio(ctx, path, d, "--rw=read", fmt.Sprintf("--bs=%d", bandwidthBlock), "--ioengine=io_uring", "--iodepth=4")
+func fioRead(ctx context.Context, path string, size int64, d time.Duration) (*diskLimit, error) {
+	return fio(ctx, path, size, d, "--rw=read", fmt.Sprintf("--bs=%d", bandwidthBlock), "--ioengine=io_uring", "--iodepth=4")
 }
 
-func fio(ctx context.Context, path string, d time.Duration, args ...string) (*diskLimit, error) {
-	args = append(args, "--name=limit", "--filename="+path, fmt.Sprintf("--size=%d", rawFileBytes), "--direct=1", "--time_based",
+func fio(ctx context.Context, path string, size int64, d time.Duration, args ...string) (*diskLimit, error) {
+	args = append(args, "--name=limit", "--filename="+path, fmt.Sprintf("--size=%d", size), "--direct=1", "--time_based",
 		fmt.Sprintf("--runtime=%dms", d.Milliseconds()), "--lat_percentiles=1", "--clat_percentiles=0", "--output-format=json")
 	cmd := exec.CommandContext(ctx, "fio", args...)
 	var stderr bytes.Buffer
@@ -120,7 +118,7 @@ func parseFio(out []byte) (*diskLimit, error) {
 }
 
 // ringWrite measures the same write through package ring: what the broker's own disk path costs without the broker.
-func ringWrite(path string, block int, d time.Duration) (*diskLimit, error) {
+func ringWrite(path string, size int64, block int, d time.Duration) (*diskLimit, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	pool := ring.NewPool(ring.MaxSlab)
@@ -161,7 +159,7 @@ func ringWrite(path string, block int, d time.Duration) (*diskLimit, error) {
 			return nil, err
 		}
 		record(h, now()-t)
-		if off += int64(block); off+int64(block) > rawFileBytes {
+		if off += int64(block); off+int64(block) > size {
 			off = 0
 		}
 	}

@@ -21,7 +21,7 @@ func TestRingWrite_MeasuresWrites(t *testing.T) {
 	if err := prepareZeroed(path, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	l, err := ringWrite(path, 4096, 5*time.Millisecond)
+	l, err := ringWrite(path, 1<<20, 4096, 5*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +52,10 @@ func TestFio_OfThisMachineIsUnderstood(t *testing.T) {
 		t.Skip("fio is not installed")
 	}
 	path := filepath.Join(t.TempDir(), "limit")
-	if err := prepareZeroed(path, rawFileBytes); err != nil {
+	if err := prepareZeroed(path, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	l, err := fioWrite(t.Context(), path, 4096, 50*time.Millisecond)
+	l, err := fioWrite(t.Context(), path, 1<<20, 4096, 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}

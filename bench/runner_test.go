@@ -86,6 +86,7 @@ func TestRun_MeasuresEveryCaseInEveryRound(t *testing.T) {
 	cfg.Duration, cfg.Warmup = 100*time.Millisecond, 10*time.Millisecond
 	cfg.JournalFileBytes, cfg.JournalMaxFiles, cfg.JournalMultiple = 64<<10, 2, 1
 	cfg.Profile = true
+	cfg.limitFileBytes = 2 << 20
 	samples, err := Run(t.Context(), &cfg, t.Output())
 	if err != nil {
 		t.Fatal(err)
