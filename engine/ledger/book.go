@@ -122,7 +122,7 @@ func (b *Book) Apply(value []byte, now time.Duration, fx *Effects) error {
 	d = NewDecoder(value)
 	for d.Next(&it) {
 		if err := b.apply(&it, now, fx); err != nil {
-			return fmt.Errorf("%w: %s item of %s: %s", ErrRecord, it.Kind, it.Key, err)
+			return fmt.Errorf("%w: %s item of %s: %w", ErrRecord, it.Kind, it.Key, err)
 		}
 	}
 	return nil

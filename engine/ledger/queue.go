@@ -47,10 +47,6 @@ func (q *queue) reset() {
 	q.delivers, q.acks, q.drops, q.fails, q.parks = q.delivers[:0], q.acks[:0], q.drops[:0], q.fails[:0], q.parks[:0]
 }
 
-func (q *queue) empty() bool {
-	return !q.seek && !q.forget && len(q.delivers)+len(q.acks)+len(q.drops)+len(q.fails)+len(q.parks) == 0
-}
-
 func (q *queue) deliver(seq Sequence, delivery DeliveryID, owner Owner) {
 	if n := len(q.delivers); n > 0 {
 		d := &q.delivers[n-1]

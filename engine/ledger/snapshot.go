@@ -105,7 +105,7 @@ func (b *Book) Load(data []byte) error {
 		c := b.insert(k)
 		var err error
 		if data, err = c.load(data[6:]); err != nil {
-			return fmt.Errorf("%w: snapshot of %s: %s", ErrRecord, k, err)
+			return fmt.Errorf("%w: snapshot of %s: %w", ErrRecord, k, err)
 		}
 	}
 	if len(data) > 0 {

@@ -40,15 +40,13 @@ type window struct {
 func (w *window) at(pos uint64) *entry { return &w.ring[pos&uint64(len(w.ring)-1)] }
 
 // push appends an entry; its sequence must be the highest.
-func (w *window) push(e entry) *entry {
+func (w *window) push(e entry) {
 	if w.tail-w.head == uint64(len(w.ring)) {
 		w.resize(max(16, 2*len(w.ring)))
 	}
-	p := w.at(w.tail)
-	*p = e
+	*w.at(w.tail) = e
 	w.tail++
 	w.live++
-	return p
 }
 
 // find returns the position of seq, or of the first higher one, and whether it was found.
