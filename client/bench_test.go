@@ -1,13 +1,15 @@
 package client
 
 import (
+	"context"
 	"net"
 	"testing"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-// startSink is a broker that stores nothing: it answers every PUB at once, so that a benchmark sees the library.
+// startSink is a broker that stores nothing: it answers every PUB at once and has always more messages for a consumer,
+// so that a benchmark sees the library.
 func startSink(tb testing.TB) string {
 	tb.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -32,6 +34,14 @@ func sink(nc net.Conn) {
 	buf, n := make([]byte, 256<<10), 0
 	var out []byte
 	result := protocol.PubResult{Durability: protocol.DurabilityQuorum}
+	msg := protocol.Msg{SubscriptionID: 1, TopicID: 1, Attempt: 1, OwnershipEpoch: 1, Value: make([]byte, 100)}
+	send := func(n int) {
+		for range n {
+			msg.Sequence++
+			msg.DeliveryID++
+			out = msg.AppendFrame(out)
+		}
+	}
 	for {
 		got, err := nc.Read(buf[n:])
 		if err != nil {
@@ -40,7 +50,7 @@ func sink(nc net.Conn) {
 		n += got
 		at := 0
 		for {
-			op, _, size, err := protocol.ParseFrame(buf[at:n])
+			op, payload, size, err := protocol.ParseFrame(buf[at:n])
 			if err != nil {
 				return
 			}
@@ -55,6 +65,20 @@ func sink(nc net.Conn) {
 			case protocol.OpDeclare:
 				topic := protocol.DeclareResult{TopicID: 1, Partitions: 4}
 				out = topic.AppendOK(out)
+			case protocol.OpSub:
+				member := protocol.SubResult{SubscriptionID: 1, MemberID: 1, MembershipEpoch: 1, AssignmentEpoch: 1}
+				assign := protocol.Notice{NoticeID: 1, OwnershipEpoch: 1, TopicID: 1, MemberID: 1}
+				out = assign.AppendFrame(member.AppendOK(out))
+			case protocol.OpControlAck:
+				out = protocol.AppendOKEmpty(out, op)
+				send(defaultCredit)
+			case protocol.OpCredit:
+				var credit protocol.Credit
+				if err := credit.Decode(payload); err != nil {
+					return
+				}
+				out = new(protocol.CreditResult).AppendOK(out)
+				send(int(credit.Count))
 			default:
 				out = protocol.AppendOKEmpty(out, op)
 			}
@@ -92,5 +116,35 @@ func BenchmarkProducer_SendFunc(b *testing.B) {
 	}
 	if err := p.Flush(b.Context()); err != nil {
 		b.Fatal(err)
+	}
+}
+
+// BenchmarkConsumer_Run is one handler that receives 100-byte messages as fast as the default window allows.
+func BenchmarkConsumer_Run(b *testing.B) {
+	for name, opts := range map[string]ConsumerOptions{"AckEach": {}, "CumulativeAcks": {CumulativeAcks: true}} {
+		b.Run(name, func(b *testing.B) {
+			c, err := Dial(b.Context(), startSink(b))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = c.Close() }()
+			k, err := c.NewConsumer(b.Context(), "orders", "billing", opts)
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			b.ReportAllocs()
+			n := 0
+			err = k.Run(ctx, func(context.Context, *Message) error {
+				if n++; n == b.N {
+					cancel()
+				}
+				return nil
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		})
 	}
 }

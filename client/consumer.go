@@ -63,12 +63,13 @@ type Consumer struct {
 	joinEp  uint32 // the newest membership_epoch
 	assEp   uint32 // the newest assignment_epoch
 
-	parts map[uint16]*assigned
-	ready ring[*assigned]
-	tick  uint64 // seconds connected
+	parts  map[uint16]*assigned
+	recent *assigned // the one looked up last
+	ready  ring[*assigned]
+	tick   uint64 // seconds connected
 
 	credit creditAccount
-	msgs   []Message // what is left of the current block
+	msgs   []Message // what is left of the current blocks
 	bytes  []byte
 }
 

@@ -2,7 +2,6 @@ package client
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"testing"
@@ -226,7 +225,7 @@ func (c *fakeConn) serve() {
 
 // push sends frames from outside the connection's goroutine; mu is held.
 func (c *fakeConn) push(frames []byte) {
-	if _, err := c.nc.Write(frames); err != nil && err != io.ErrClosedPipe {
+	if _, err := c.nc.Write(frames); err != nil {
 		_ = c.nc.Close()
 	}
 }

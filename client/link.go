@@ -12,8 +12,12 @@ import (
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-// readBuffer is a connection's receive buffer; it grows for a larger frame and shrinks again behind it.
-const readBuffer = 64 << 10
+const (
+	// readBuffer is the size of a connection's receive buffer. It grows for a larger frame.
+	readBuffer = 64 << 10
+	// keepBuffer is the largest receive buffer that is kept for the next frames.
+	keepBuffer = 4 << 20
+)
 
 // link is one authenticated connection. One goroutine reads it; writes are up to its owner.
 type link struct {
@@ -84,10 +88,10 @@ func (l *link) fill() error {
 	}
 	switch {
 	case need > len(l.buf):
-		larger := make([]byte, need)
+		larger := make([]byte, need+readBuffer)
 		l.end = copy(larger, l.buf[l.start:l.end])
 		l.buf, l.start = larger, 0
-	case l.start == l.end && len(l.buf) > readBuffer:
+	case l.start == l.end && len(l.buf) > keepBuffer:
 		l.buf, l.start, l.end = make([]byte, readBuffer), 0, 0
 	case l.start > 0:
 		l.end = copy(l.buf, l.buf[l.start:l.end])

@@ -114,13 +114,13 @@ func (o *ProducerOptions) setDefaults() error {
 		problems = append(problems, fmt.Errorf("unknown durability %d", o.Durability))
 	}
 	if o.MaxInFlight < 1 || o.MaxInFlight > protocol.ProducerWindow {
-		problems = append(problems, fmt.Errorf("MaxInFlight %d is outside 1..%d", o.MaxInFlight, protocol.ProducerWindow))
+		problems = append(problems, fmt.Errorf("option MaxInFlight %d is outside 1..%d", o.MaxInFlight, protocol.ProducerWindow))
 	}
 	if o.MaxBufferedBytes < 1 {
-		problems = append(problems, fmt.Errorf("MaxBufferedBytes %d is not positive", o.MaxBufferedBytes))
+		problems = append(problems, fmt.Errorf("option MaxBufferedBytes %d is not positive", o.MaxBufferedBytes))
 	}
 	if o.DeliveryTimeout < 0 {
-		problems = append(problems, fmt.Errorf("DeliveryTimeout %v is negative", o.DeliveryTimeout))
+		problems = append(problems, fmt.Errorf("option DeliveryTimeout %v is negative", o.DeliveryTimeout))
 	}
 	return errors.Join(problems...)
 }
@@ -180,19 +180,19 @@ func (o *ConsumerOptions) setDefaults() error {
 		problems = append(problems, fmt.Errorf("unknown start policy %d", o.Start))
 	}
 	if o.CreditCount < 1 || o.CreditCount > maxCreditCount {
-		problems = append(problems, fmt.Errorf("CreditCount %d is outside 1..%d", o.CreditCount, maxCreditCount))
+		problems = append(problems, fmt.Errorf("option CreditCount %d is outside 1..%d", o.CreditCount, maxCreditCount))
 	}
 	if o.CreditBytes < 1 || o.CreditBytes > maxCreditBytes {
-		problems = append(problems, fmt.Errorf("CreditBytes %d is outside 1..%d", o.CreditBytes, maxCreditBytes))
+		problems = append(problems, fmt.Errorf("option CreditBytes %d is outside 1..%d", o.CreditBytes, maxCreditBytes))
 	}
 	if o.Concurrency < 1 || o.Concurrency > maxConcurrency {
-		problems = append(problems, fmt.Errorf("Concurrency %d is outside 1..%d", o.Concurrency, maxConcurrency))
+		problems = append(problems, fmt.Errorf("option Concurrency %d is outside 1..%d", o.Concurrency, maxConcurrency))
 	}
 	if o.Lease < 3*time.Second {
-		problems = append(problems, fmt.Errorf("Lease %v is shorter than 3s", o.Lease))
+		problems = append(problems, fmt.Errorf("option Lease %v is shorter than 3s", o.Lease))
 	}
 	if o.MaxProcessing < 0 {
-		problems = append(problems, fmt.Errorf("MaxProcessing %v is negative", o.MaxProcessing))
+		problems = append(problems, fmt.Errorf("option MaxProcessing %v is negative", o.MaxProcessing))
 	}
 	return errors.Join(problems...)
 }
