@@ -57,6 +57,7 @@ type Consumer struct {
 	out     outbox
 	answers ring[answer] // ACKs and NACKs without an answer, in the order sent
 	retry   []answer     // refused for the moment, sent again at the next tick
+	stuck   int          // ACKs and NACKs that were refused for the moment and have not succeeded since
 	left    chan struct{}
 	subID   uint16
 	member  uint64 // 0: not a member
@@ -79,6 +80,7 @@ type answer struct {
 	op     protocol.Op
 	reason protocol.NackReason
 	flags  uint16
+	again  bool // it was refused for the moment; counted in stuck
 	waiter chan error
 }
 

@@ -113,7 +113,7 @@ func (k *Consumer) disconnect() {
 	for _, a := range k.retry {
 		a.tell(errConnectionLost)
 	}
-	k.retry = nil
+	k.retry, k.stuck = nil, 0
 	k.takers.Broadcast()
 }
 

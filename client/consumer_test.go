@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -549,6 +550,68 @@ func TestConsumer_SendsARefusedAckAgain(t *testing.T) {
 			t.Errorf("refused %d times, %d ACKs", refused, len(b.acks))
 		}
 	})
+}
+
+func TestConsumer_StopsReadingWhileItsAcksAreRefused(t *testing.T) {
+	b := newFakeBroker(t)
+	topic := b.addTopic("orders", 1)
+	b.fill(topic, 200)
+	readOnly, refused := true, 0
+	b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
+		if op == protocol.OpAck && readOnly {
+			refused++
+			return protocol.AppendErr(nil, protocol.CodeReadOnlyDegraded, op, ""), true, false
+		}
+		return nil, false, false
+	})
+	k := newTestConsumer(t, dialFake(t, b, quick(time.Millisecond)), ConsumerOptions{CreditCount: 10})
+	go func() { _ = k.Run(context.Background(), func(context.Context, *Message) error { return nil }) }()
+	eventually(t, b, "many ACKs were refused", func() bool { return refused > 500 })
+	b.inspect(func() {
+		if n := topic.partitions[0].next["billing"]; n > 40 {
+			t.Errorf("%d messages were taken with a window of 10", n)
+		}
+		readOnly = false
+	})
+	eventually(t, b, "everything is acknowledged", func() bool {
+		distinct := map[uint64]bool{}
+		for _, a := range b.acks {
+			distinct[a.Sequence] = true
+		}
+		return len(distinct) == 200
+	})
+}
+
+func TestConsumer_SteadyStateDoesNotAllocatePerMessage(t *testing.T) {
+	c, err := Dial(testContext(t), startSink(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	k, err := c.NewConsumer(testContext(t), "orders", "billing", ConsumerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(testContext(t))
+	const warm, measured = 5000, 20000
+	n := 0
+	var before, after runtime.MemStats
+	err = k.Run(ctx, func(context.Context, *Message) error {
+		switch n++; n {
+		case warm:
+			runtime.ReadMemStats(&before)
+		case warm + measured:
+			runtime.ReadMemStats(&after)
+			cancel()
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if per := float64(after.Mallocs-before.Mallocs) / measured; per > 0.5 {
+		t.Errorf("%.2f allocations per message, the broker's included", per)
+	}
 }
 
 func TestConsumer_AckSyncReportsAFinishedDelivery(t *testing.T) {

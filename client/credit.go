@@ -72,8 +72,12 @@ func (a *creditAccount) add(bytes int) {
 	}
 }
 
-// flush returns what is owed.
+// flush returns what is owed, unless a whole window of ACKs waits for the broker to accept them: more messages would only
+// make that queue longer.
 func (a *creditAccount) flush() {
+	if a.k.stuck >= a.windowCount {
+		return
+	}
 	for a.count > 0 || a.bytes > 0 {
 		m := protocol.Credit{SubscriptionID: a.k.subID, MembershipEpoch: a.k.joinEp, Mode: protocol.CreditAdd,
 			Count: uint16(min(a.count, math.MaxUint16)), Bytes: uint32(min(a.bytes, math.MaxUint32))}

@@ -104,12 +104,19 @@ func (k *Consumer) acknowledged(op protocol.Op, refusal *protocol.Error) error {
 	case refusal == nil:
 		a.tell(nil)
 	case refusal.Code.Retriable() && a.flags&protocol.AckFlagProgress == 0:
-		k.retry = append(k.retry, a) // at most one for each message that the credit allowed
+		if !a.again {
+			a.again = true
+			k.stuck++
+		}
+		k.retry = append(k.retry, a) // the credit account bounds it
 		return nil
 	default:
 		k.client.cfg.logger.Debug("delivery not ended", "topic", k.topic.Name, "partition", a.m.Partition,
 			"sequence", a.m.Sequence, "error", refusal)
 		a.tell(refusal)
+	}
+	if a.again {
+		k.stuck--
 	}
 	if k.closing && k.answers.len() == 0 {
 		k.takers.Broadcast()

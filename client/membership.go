@@ -88,6 +88,7 @@ func (k *Consumer) onTick() {
 	for _, a := range retry {
 		k.request(a)
 	}
+	k.credit.flush() // what was kept back while ACKs were stuck
 	for _, part := range k.parts {
 		k.renewLeases(part)
 		k.settleRevoke(part)
