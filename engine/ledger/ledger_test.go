@@ -561,6 +561,20 @@ func TestLedger_StaleOwnersAreRefusedByEpoch(t *testing.T) {
 	}
 }
 
+func TestLedger_FailuresStopCountingAtTheirMaximum(t *testing.T) {
+	b := newBench(t, func(o *Options) { o.MaxAttempts = 0 })
+	b.c.Committed(1)
+	for range maxFailures + 3 {
+		d := b.take()
+		b.c.Nack(d.seq, d.id, owner.Epoch, false, true, b.now)
+		b.commit()
+		b.log = b.log[:0]
+	}
+	if d := b.take(); d.attempt != maxFailures+1 {
+		t.Fatalf("attempt %d", d.attempt)
+	}
+}
+
 func TestLedger_RetryNowWaitsForItsRecordOnly(t *testing.T) {
 	b := newBench(t, nil)
 	b.c.Committed(2)

@@ -536,7 +536,7 @@ func TestLedger_RandomRunsAgreeWithTheOracle(t *testing.T) {
 		return
 	}
 	n := *modelSeeds
-	if testing.Short() {
+	if testing.Short() || raceBuild {
 		n /= 10
 	}
 	for seed := range n {
