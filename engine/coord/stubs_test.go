@@ -43,16 +43,16 @@ func (c *stubClient) Push(frames []byte) {
 		if err != nil {
 			panic(err)
 		}
-		var m protocol.Notice
-		if op != protocol.OpNotice {
-			panic("pushed " + op.String())
+		if frames = frames[n:]; op != protocol.OpNotice {
+			c.order = append(c.order, op.String())
+			continue
 		}
+		var m protocol.Notice
 		if err := m.Decode(payload); err != nil {
 			panic(err)
 		}
 		c.pushed = append(c.pushed, m)
 		c.order = append(c.order, fmt.Sprintf("NOTICE %d p%d", m.Kind, m.Partition))
-		frames = frames[n:]
 	}
 }
 
@@ -102,6 +102,7 @@ func render(frame []byte) string {
 // stubLog keeps what is proposed until the bench commits it.
 type stubLog struct {
 	pending []wal.Record
+	ledger  []wal.Record
 	fail    error
 	failAt  int // fail the n-th proposal from now on; 0: by fail alone
 }
@@ -119,7 +120,10 @@ func (l *stubLog) ProposeMetadata(proposal uint64, value []byte) error {
 	return nil
 }
 
-func (l *stubLog) ProposeLedger(int, uint64, []byte) error { return nil }
+func (l *stubLog) ProposeLedger(_ int, proposal uint64, value []byte) error {
+	l.ledger = append(l.ledger, wal.Record{ProducerSeq: proposal, Value: append([]byte(nil), value...)})
+	return nil
+}
 
 type stubStore struct {
 	snapshots []string // "kind@position"
@@ -187,11 +191,13 @@ type bench struct {
 	store *stubStore
 	d     *stubDelivery
 	now   time.Duration
-	seq   wal.Sequence
+	seq   wal.Sequence // of the metadata log
 	epoch wal.Epoch
 	round wal.RoundNumber
 	pool  *ring.Pool
 	ids   uint64
+
+	ledgerSeq wal.Sequence
 	// records are all that was committed, for a restart.
 	records []wal.Record
 }
@@ -259,16 +265,27 @@ func (b *bench) do(c *stubClient, frame []byte) string {
 // commit commits what is proposed until nothing more is.
 func (b *bench) commit() {
 	b.t.Helper()
-	for len(b.log.pending) > 0 {
-		records := b.log.pending
-		b.log.pending = nil
+	for len(b.log.pending)+len(b.log.ledger) > 0 {
+		records, events := b.log.pending, b.log.ledger
+		b.log.pending, b.log.ledger = nil, nil
 		for i := range records {
 			b.seq++
 			records[i].Sequence, records[i].LeaderEpoch = b.seq, b.epoch
 		}
 		b.records = append(b.records, records...)
+		for i := range events {
+			b.ledgerSeq++
+			events[i].Sequence, events[i].LeaderEpoch = b.ledgerSeq, b.epoch
+		}
+		var runs []wal.TestRun
+		if len(events) > 0 {
+			runs = append(runs, wal.TestRun{Stream: wal.StreamID{Kind: wal.Ledger}, Records: events})
+		}
+		if len(records) > 0 {
+			runs = append(runs, wal.TestRun{Stream: wal.StreamID{Kind: wal.Metadata}, Records: records})
+		}
 		b.round++
-		b.c.CommitRound(0, wal.NewTestRound(b.pool, b.epoch, b.round, wal.TestRun{Stream: wal.StreamID{Kind: wal.Metadata}, Records: records}))
+		b.c.CommitRound(0, wal.NewTestRound(b.pool, b.epoch, b.round, runs...))
 		b.c.turn()
 	}
 }
