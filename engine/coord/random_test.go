@@ -162,7 +162,7 @@ func (x *traffic) settle() {
 }
 
 func TestCoordinator_RandomTrafficFoldsAndIsAnswered(t *testing.T) {
-	const seeds, steps = 150, 500
+	const seeds, steps = 100, 400
 	for seed := range uint64(seeds) {
 		ok := t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			x := &traffic{rng: rand.New(rand.NewPCG(seed, 3))}
