@@ -364,6 +364,9 @@ func (o *opener) settle(found *journalRecovery) error {
 	if err := o.spill(); err != nil {
 		return err
 	}
+	if err := o.cutScanned(); err != nil {
+		return err
+	}
 	if err := o.removeStale(); err != nil {
 		return err
 	}
@@ -382,6 +385,31 @@ func (o *opener) settle(found *journalRecovery) error {
 	s.recovering, s.unpaced = false, false
 	s.sweepWanted = o.rec.Bytes > 0 || len(s.drops) > 0
 	return nil
+}
+
+// cutScanned ends the files of streams that had no checkpoint on the block boundary that their next one will name.
+func (o *opener) cutScanned() error {
+	s := o.s
+	for _, st := range s.order {
+		if !st.cut || st.saved.Next > 0 || st.active == nil {
+			continue
+		}
+		done := false
+		s.acquire(st.active, func(err error) {
+			if err != nil {
+				s.fail("open segment", st.path(st.active), err)
+				return
+			}
+			s.cutActive(st, func() {
+				s.release(st.active)
+				done = true
+			})
+		})
+		if err := o.io.waitFor(func() bool { return done || s.err != nil }); err != nil {
+			return err
+		}
+	}
+	return s.err
 }
 
 // removeStale removes the files that no checkpoint knew. All they held was in the journal and is in other files by now.

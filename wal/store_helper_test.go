@@ -1,8 +1,8 @@
 package wal
 
 import (
+	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -30,12 +30,13 @@ type memory struct {
 	snapshots map[SnapshotKind]string
 	positions map[SnapshotKind]uint64
 	records   map[StreamID][]string
-	replayed  []Sequence // of Messages
+	replayed  map[StreamID][]Sequence
 	reject    func(s StreamID, r *Record) error
 }
 
 func newMemory() *memory {
-	return &memory{snapshots: map[SnapshotKind]string{}, positions: map[SnapshotKind]uint64{}, records: map[StreamID][]string{}}
+	return &memory{snapshots: map[SnapshotKind]string{}, positions: map[SnapshotKind]uint64{}, records: map[StreamID][]string{},
+		replayed: map[StreamID][]Sequence{}}
 }
 
 func (m *memory) Snapshot(kind SnapshotKind, position uint64, data []byte) error {
@@ -50,7 +51,7 @@ func (m *memory) Record(s StreamID, r *Record, _ bool) error {
 		}
 	}
 	if s.Kind == Messages {
-		m.replayed = append(m.replayed, r.Sequence)
+		m.replayed[s] = append(m.replayed[s], r.Sequence)
 		return nil
 	}
 	m.records[s] = append(m.records[s], string(r.Value))
@@ -98,10 +99,23 @@ func tryNode(t testing.TB, d *simdisk.Disk, o OpenOptions) (*node, error) {
 	})
 	n.s.OnDurable(func(upTo RoundNumber) { n.j.Trim(upTo) })
 	n.s.OnSweepStart(func(upTo RoundNumber) {
-		n.s.SaveSnapshot(SnapshotDedup, uint64(upTo), n.j.Epoch(), fmt.Appendf(nil, "dedup %d", upTo))
+		n.saveDedup()
 	})
 	n.j.Trim(n.s.Durable())
 	return n, nil
+}
+
+// saveDedup saves what the producers' windows cover.
+func (n *node) saveDedup() {
+	covered := map[string]int{}
+	for id, values := range n.acked {
+		covered[id.String()] = len(values)
+	}
+	data, err := json.Marshal(covered)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.s.SaveSnapshot(SnapshotDedup, uint64(n.j.Flushed()), n.j.Epoch(), data)
 }
 
 // remember notes the records of a round that is committed.
@@ -275,7 +289,7 @@ func (n *node) close() {
 
 func (n *node) closeStore() {
 	n.t.Helper()
-	n.s.SaveSnapshot(SnapshotDedup, uint64(n.j.Flushed()), n.j.Epoch(), fmt.Appendf(nil, "dedup %d", n.j.Flushed()))
+	n.saveDedup()
 	n.s.StartClose()
 	for range 1_000_000 {
 		n.s.Step(n.now)
