@@ -122,7 +122,7 @@ func (s *roundScan) noRound(b []byte, bad error) error {
 	}
 	at := s.off
 	s.off += ring.BlockSize
-	return s.damage(at, ring.BlockSize, s.about(nextNumber(s.newest), bad))
+	return s.damage(at, ring.BlockSize, s.torn(at, nextNumber(s.newest), bad))
 }
 
 func nextNumber(r *Round) RoundNumber {
@@ -130,6 +130,14 @@ func nextNumber(r *Round) RoundNumber {
 		return 0
 	}
 	return r.Number + 1
+}
+
+// torn tells of a round that isn't whole. Where the next round was expected that need not be damage.
+func (s *roundScan) torn(at int64, n RoundNumber, cause error) error {
+	if at == s.expected {
+		cause = fmt.Errorf("%w: a torn tail, if the round was never durable (the mark tells)", cause)
+	}
+	return s.about(n, cause)
 }
 
 func (s *roundScan) about(n RoundNumber, cause error) error {
@@ -166,7 +174,7 @@ func (s *roundScan) round(h *roundHeader) error {
 		return s.skip(b[:min(len(b), ring.BlockSize)], ring.BlockSize)
 	case bad != nil:
 		s.off += ring.BlockSize // its length may be wrong as well
-		return s.damage(at, min(padded, s.size-at), s.about(h.number, bad))
+		return s.damage(at, min(padded, s.size-at), s.torn(at, h.number, bad))
 	}
 	s.off += padded
 	if !stale {

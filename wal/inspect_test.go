@@ -276,7 +276,7 @@ func TestInspect_Journal(t *testing.T) {
 	t.Run("a cut file", func(t *testing.T) {
 		b, _ := inspectJournal(5, 2, 2)
 		wantLines(t, inspectBytes(t, path, b[:2*ring.BlockSize+100]), "journal 0 file 1", "damage 8292+0 the header says*",
-			"round 5 *", "record *", "damage 8192+100 the file ends inside the round")
+			"round 5 *", "record *", "damage 8192+100 the file ends inside the round: a torn tail*")
 	})
 	t.Run("a damaged header", func(t *testing.T) {
 		b, _ := inspectJournal(5, 2, 2)

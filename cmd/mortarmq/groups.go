@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// groupRow is a line of groups list.
+type groupRow struct {
+	Group string `json:"group"`
+	Topic string `json:"topic"`
+	Lag   uint64 `json:"lag"`
+	State string `json:"state"`
+}
+
+// memberRow is a line of groups describe.
+type memberRow struct {
+	Member          uint64 `json:"member"`
+	AssignmentEpoch uint32 `json:"assignment_epoch"`
+	OwnershipEpoch  uint64 `json:"ownership_epoch"`
+	Lag             uint64 `json:"lag"`
+}
+
+// leaderRow is the result of leader get.
+type leaderRow struct {
+	LeaderID    int    `json:"leader_id"`
+	LeaderEpoch uint32 `json:"leader_epoch"`
+	QuorumState string `json:"quorum_state"`
+}
+
+// brokerRow is the result of broker status.
+type brokerRow struct {
+	NodeID      int    `json:"node_id"`
+	UptimeS     int64  `json:"uptime_s"`
+	Connections int64  `json:"connections"`
+	Version     string `json:"version"`
+}
+
+func (a *app) groupsCommand() *cobra.Command {
+	var topic string
+	list := &cobra.Command{
+		Use:   "list",
+		Short: "List the consumer groups: group, topic, lag, state",
+		Args:  cobra.NoArgs,
+	}
+	list.Flags().StringVar(&topic, "topic", "", "only the groups of this topic")
+	list.RunE = does(func(ctx context.Context, _ []string) error {
+		rows, err := a.adminGroups(ctx, topic)
+		if err != nil {
+			return err
+		}
+		return printRows(a, rows)
+	})
+	var describeTopic string
+	describe := &cobra.Command{
+		Use:   "describe GROUP",
+		Short: "List a group's members: member, assignment_epoch, ownership_epoch, lag",
+		Args:  cobra.ExactArgs(1),
+	}
+	describe.Flags().StringVar(&describeTopic, "topic", "", "the group that reads this topic, where several have the name")
+	describe.RunE = does(func(ctx context.Context, args []string) error {
+		rows, err := a.adminMembers(ctx, args[0], describeTopic)
+		if err != nil {
+			return err
+		}
+		return printRows(a, rows)
+	})
+	return group("groups", "Look at consumer groups", list, describe)
+}
+
+func (a *app) leaderCommand() *cobra.Command {
+	get := &cobra.Command{
+		Use:   "get",
+		Short: "Tell who leads: leader_id, leader_epoch, quorum_state",
+		Args:  cobra.NoArgs,
+	}
+	get.RunE = does(func(ctx context.Context, _ []string) error {
+		var row leaderRow
+		if err := a.fetch(ctx, "/api/leader", nil, &row); err != nil {
+			return err
+		}
+		return printRow(a, row)
+	})
+	return group("leader", "Look at the leader", get)
+}
+
+func (a *app) brokerCommand() *cobra.Command {
+	status := &cobra.Command{
+		Use:   "status",
+		Short: "Tell how the broker is: node_id, uptime_s, connections, version",
+		Args:  cobra.NoArgs,
+	}
+	status.RunE = does(func(ctx context.Context, _ []string) error {
+		var row brokerRow
+		if err := a.fetch(ctx, "/api/status", nil, &row); err != nil {
+			return err
+		}
+		return printRow(a, row)
+	})
+	return group("broker", "Look at the broker", status)
+}
+
+func (a *app) adminTopics(ctx context.Context) ([]topicRow, error) {
+	var rows []topicRow
+	err := a.fetch(ctx, "/api/topics", nil, &rows)
+	return rows, err
+}
+
+func (a *app) adminGroups(ctx context.Context, topic string) ([]groupRow, error) {
+	query := url.Values{}
+	if topic != "" {
+		query.Set("topic", topic)
+	}
+	var rows []groupRow
+	err := a.fetch(ctx, "/api/groups", query, &rows)
+	return rows, err
+}
+
+// adminMembers lists the members of a group. A name may stand for several groups, one for each topic.
+func (a *app) adminMembers(ctx context.Context, name, topic string) ([]memberRow, error) {
+	var groups []struct {
+		Topic   string      `json:"topic"`
+		Members []memberRow `json:"members"`
+	}
+	err := a.fetch(ctx, "/api/group", url.Values{"name": {name}}, &groups)
+	if errors.Is(err, errNotFound) {
+		return nil, refusedf("group %q does not exist: 'mortarmq groups list' lists them", name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var topics []string
+	for _, g := range groups {
+		if g.Topic == topic || (topic == "" && len(groups) == 1) {
+			return g.Members, nil
+		}
+		topics = append(topics, g.Topic)
+	}
+	if topic != "" {
+		return nil, refusedf("group %q does not read topic %q but %s", name, topic, strings.Join(topics, ", "))
+	}
+	return nil, usagef("group %q reads several topics: say which with --topic: %s", name, strings.Join(topics, ", "))
+}

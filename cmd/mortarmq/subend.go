@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"sync"
+	"time"
+)
+
+// How often --exit-empty asks the broker how far the group is: after each batch, but not more often than the first, and in
+// any case after the second, since other members acknowledge as well.
+const (
+	endPollMin = 50 * time.Millisecond
+	endPollMax = time.Second
+)
+
+// statsAnswer is what --exit-empty needs of the admin interface's /stats.
+type statsAnswer struct {
+	Topics []struct {
+		Name       string `json:"name"`
+		Partitions []struct {
+			LastSeq uint64 `json:"last_seq"`
+		} `json:"partition_stats"`
+	} `json:"topics"`
+	Groups []struct {
+		Group      string `json:"group"`
+		Topic      string `json:"topic"`
+		Partitions []struct {
+			AckFloor uint64 `json:"ack_floor"`
+		} `json:"partitions"`
+	} `json:"groups"`
+}
+
+func (a *app) stats(ctx context.Context, topic string, group string) (*statsAnswer, error) {
+	query := url.Values{"topic": {topic}}
+	if group != "" {
+		query.Set("group", group)
+	}
+	var s statsAnswer
+	if err := a.fetch(ctx, "/stats", query, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// lastSeqs returns the last committed sequence of each partition of a topic.
+func (s *statsAnswer) lastSeqs(topic string) ([]uint64, bool) {
+	for _, t := range s.Topics {
+		if t.Name == topic {
+			last := make([]uint64, len(t.Partitions))
+			for i, p := range t.Partitions {
+				last[i] = p.LastSeq
+			}
+			return last, true
+		}
+	}
+	return nil, false
+}
+
+// reached tells whether a group has acknowledged everything up to end.
+func (s *statsAnswer) reached(topic, group string, end []uint64) bool {
+	for _, g := range s.Groups {
+		if g.Group != group || g.Topic != topic || len(g.Partitions) != len(end) {
+			continue
+		}
+		for i, p := range g.Partitions {
+			if p.AckFloor < end[i] {
+				return false
+			}
+		}
+		return true
+	}
+	return false // it doesn't exist yet
+}
+
+// endWatch waits until a group has acknowledged everything that was committed when findEnd was called. Nothing depends on
+// how fast anything is: the broker's ack floors tell, whoever it was that acknowledged.
+type endWatch struct {
+	app          *app
+	topic, group string
+	end          []uint64
+	done         chan error // nil when the end is reached
+	poke         chan struct{}
+	cancel       context.CancelFunc
+	wg           sync.WaitGroup
+}
+
+// findEnd notes where the topic ends now and starts to watch the group. The caller ends it with stop.
+func (a *app) findEnd(ctx context.Context, topic, group string) (*endWatch, error) {
+	s, err := a.stats(ctx, topic, "")
+	var end []uint64
+	found := false
+	if err == nil {
+		end, found = s.lastSeqs(topic)
+	}
+	switch {
+	case errors.Is(err, errNotFound), err == nil && !found:
+		return nil, refusedf("topic %q does not exist: create it with 'mortarmq topics create %s'", topic, topic)
+	case err != nil:
+		return nil, fmt.Errorf("--exit-empty asks the admin interface for the end of the topic: %w", err)
+	}
+	w := &endWatch{app: a, topic: topic, group: group, end: end, done: make(chan error, 1), poke: make(chan struct{}, 1)}
+	ctx, w.cancel = context.WithCancel(ctx)
+	w.wg.Go(func() { w.watch(ctx) })
+	return w, nil
+}
+
+// wake tells that something was acknowledged.
+func (w *endWatch) wake() {
+	select {
+	case w.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (w *endWatch) stop() {
+	w.cancel()
+	w.wg.Wait()
+}
+
+func (w *endWatch) watch(ctx context.Context) {
+	poll := time.NewTimer(endPollMin)
+	defer poll.Stop()
+	failing := time.Time{}
+	for {
+		select {
+		case <-poll.C:
+		case <-w.poke:
+		case <-ctx.Done():
+			return
+		}
+		s, err := w.app.stats(ctx, w.topic, w.group)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil && s.reached(w.topic, w.group, w.end):
+			w.done <- nil
+			return
+		case err == nil:
+			failing = time.Time{}
+		case failing.IsZero():
+			failing = time.Now()
+		}
+		if err != nil && (time.Since(failing) > w.app.timeout || errors.Is(err, errNotFound)) {
+			w.done <- fmt.Errorf("--exit-empty asks the admin interface how far the group is: %w", err)
+			return
+		}
+		select {
+		case <-time.After(endPollMin):
+		case <-ctx.Done():
+			return
+		}
+		poll.Reset(endPollMax)
+	}
+}
