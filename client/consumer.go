@@ -54,6 +54,7 @@ type Consumer struct {
 
 	// The connection. Guarded by mu like everything below.
 	live    bool
+	pulling bool // a PULL is unanswered
 	out     outbox
 	answers ring[answer] // ACKs and NACKs without an answer, in the order sent
 	retry   []answer     // refused for the moment, sent again at the next tick

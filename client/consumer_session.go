@@ -64,7 +64,8 @@ func (k *Consumer) subscribe(l *link) error {
 		k.out.reset()
 		k.credit.reset()
 		k.subID, k.member, k.joinEp, k.assEp = r.SubscriptionID, r.MemberID, r.MembershipEpoch, r.AssignmentEpoch
-		k.live = true
+		k.live, k.pulling = true, false
+		k.pull() // after a rejoin there is something to pull at once
 		return nil
 	}
 }
@@ -74,7 +75,10 @@ func (k *Consumer) subRequest() *protocol.Sub {
 	defer k.mu.Unlock()
 	m := &protocol.Sub{Group: []byte(k.group), TopicID: k.topic.ID, Partition: protocol.AnyPartition,
 		StartPolicy: k.opts.Start, CreditCount: uint16(k.credit.windowCount), CreditBytes: uint32(k.credit.windowBytes),
-		Flags: protocol.SubFlagStream}
+	}
+	if !k.opts.Pull {
+		m.Flags |= protocol.SubFlagStream
+	}
 	if k.opts.Broadcast {
 		m.Flags |= protocol.SubFlagBroadcast
 	}
@@ -196,11 +200,11 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 		return k.acknowledged(op, refusal)
 	case protocol.OpMsg:
 		if refusal != nil && refusal.Code == protocol.CodeMessageExceedsCredit {
-			k.client.cfg.logger.Warn("raising the credit window for a large message", "topic", k.topic.Name, "group", k.group,
-				"message", refusal.Message)
-			k.credit.raise()
+			k.raiseCredit(refusal)
 			return nil
 		}
+	case protocol.OpPull:
+		k.pulled(refusal)
 	case protocol.OpHeartbeat:
 		if k.closing && refusal == nil {
 			k.member = 0 // no heartbeat follows LEAVE
@@ -247,4 +251,11 @@ func (k *Consumer) ended(err error) {
 	k.mu.Unlock()
 	k.credit.timer.Stop()
 	k.joinOnce.Do(func() { close(k.joined) })
+}
+
+// raiseCredit makes room for a message that is larger than the whole window.
+func (k *Consumer) raiseCredit(cause error) {
+	k.client.cfg.logger.Warn("raising the credit window for a large message", "topic", k.topic.Name, "group", k.group,
+		"cause", cause)
+	k.credit.raise()
 }

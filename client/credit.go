@@ -87,6 +87,7 @@ func (a *creditAccount) flush() {
 		a.leftBytes = min(a.leftBytes+int(m.Bytes), a.windowBytes)
 		a.send(&m)
 	}
+	a.k.pull()
 }
 
 // raise sets a window that every message fits in.

@@ -66,7 +66,8 @@
 //
 // The broker sends while there is credit: each message costs 1 and the bytes of its key and value. The library returns
 // the cost of every message that has ended, however it did, in batches of 32 messages, 1 MiB, half of the window or
-// 20 ms, whichever is first. So the window bounds the memory of a Consumer.
+// 20 ms, whichever is first. So the window bounds the memory of a Consumer. A broker that sends more is disconnected.
+// With ConsumerOptions.Pull the broker sends only in answer to a PULL, of which one is always waiting.
 //
 // The lease of a message that waits or is worked on is renewed at a third of its time, up to MaxProcessing.
 //

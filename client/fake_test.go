@@ -62,6 +62,8 @@ type fakeConn struct {
 	failed map[[2]uint64]uint64 // (partition, producer) -> the refused producer_seq
 	sub    *fakeSub
 	out    []byte
+
+	pullWaits int // how many messages a waiting PULL asked for
 }
 
 type fakeSub struct {
@@ -232,6 +234,12 @@ func (c *fakeConn) push(frames []byte) {
 
 func (c *fakeConn) request(op protocol.Op, payload []byte) (hangUp bool) {
 	c.b.seen[op]++
+	if n := c.pullWaits; n > 0 && op != protocol.OpPull { // another request ends the wait
+		c.pullWaits = 0
+		if c.deliverUpTo(n) {
+			c.out = protocol.AppendOKEmpty(c.out, protocol.OpPull)
+		}
+	}
 	if c.b.onFrame != nil {
 		if reply, handled, hangUp := c.b.onFrame(c, op, payload); handled {
 			c.out = append(c.out, reply...)
@@ -304,7 +312,21 @@ func (c *fakeConn) request(op protocol.Op, payload []byte) (hangUp bool) {
 		r := protocol.CreditResult{GrantedCount: m.Count, GrantedBytes: m.Bytes}
 		c.out = r.AppendOK(c.out)
 		c.deliver()
-	case protocol.OpErr, protocol.OpOK, protocol.OpMsg, protocol.OpPull, protocol.OpNotice:
+	case protocol.OpPull:
+		var m protocol.Pull
+		decode(&m)
+		if c.sub.count == 0 {
+			c.out = protocol.AppendErr(c.out, protocol.CodeNoCredit, op, "")
+			break
+		}
+		before := len(c.out)
+		switch done := c.deliverUpTo(int(m.MaxMsgs)); {
+		case done && len(c.out) == before:
+			c.pullWaits = int(m.MaxMsgs)
+		case done:
+			c.out = protocol.AppendOKEmpty(c.out, op)
+		}
+	case protocol.OpErr, protocol.OpOK, protocol.OpMsg, protocol.OpNotice:
 		c.b.tb.Errorf("fake broker: unexpected %v", op)
 		return true
 	}
@@ -432,26 +454,39 @@ func (c *fakeConn) notice(kind protocol.NoticeKind, partition uint16) protocol.N
 		TopicID: c.sub.topic.id, Partition: partition, MemberID: g.member}
 }
 
-// deliver sends messages while there is credit.
+// deliver sends messages while there is credit, to a member with STREAM.
 func (c *fakeConn) deliver() {
+	if c.sub.Flags&protocol.SubFlagStream != 0 {
+		c.deliverUpTo(1 << 30)
+	}
+}
+
+// deliverUpTo sends at most n messages. It reports false if it sent an ERR, because of a message too large.
+func (c *fakeConn) deliverUpTo(n int) bool {
 	s := c.sub
+	op := protocol.OpMsg
+	if s.Flags&protocol.SubFlagStream == 0 {
+		op = protocol.OpPull
+	}
 	for i, p := range s.topic.partitions {
 		for s.owned[uint16(i)] && p.next[s.groupName] < len(p.log) {
 			m := &p.log[p.next[s.groupName]]
 			cost := len(m.Key) + len(m.Value)
 			if cost > int(s.CreditBytes) {
-				c.out = protocol.AppendErr(c.out, protocol.CodeMessageExceedsCredit, protocol.OpMsg, "too large")
-				return
+				c.out = protocol.AppendErr(c.out, protocol.CodeMessageExceedsCredit, op, "too large")
+				return false
 			}
-			if s.count == 0 || s.bytes < cost {
-				return
+			if n == 0 || s.count == 0 || s.bytes < cost {
+				return true
 			}
+			n--
 			s.count--
 			s.bytes -= cost
 			p.next[s.groupName]++
 			c.out = c.message(m, uint16(i), uint64(p.next[s.groupName]), 1).AppendFrame(c.out)
 		}
 	}
+	return true
 }
 
 func (c *fakeConn) message(m *protocol.Pub, partition uint16, sequence uint64, attempt uint16) *protocol.Msg {

@@ -31,6 +31,7 @@ func (k *Consumer) notice(n *protocol.Notice) {
 			part.setRevoke(nil)
 		}
 		k.confirm(n, protocol.ControlOK)
+		k.pull()
 		return
 	}
 	if part.revoke != nil && part.revoke.NoticeID == n.NoticeID {
@@ -89,6 +90,7 @@ func (k *Consumer) onTick() {
 		k.request(a)
 	}
 	k.credit.flush() // what was kept back while ACKs were stuck
+	k.pull()
 	for _, part := range k.parts {
 		k.renewLeases(part)
 		k.settleRevoke(part)

@@ -134,6 +134,9 @@ type ConsumerOptions struct {
 	// They bound the consumer's memory. A message larger than CreditBytes raises the window once to 17 MiB.
 	CreditCount int
 	CreditBytes int
+	// Pull asks for messages with PULL requests, one at a time, instead of having the broker send them as long as there is
+	// credit. It costs a round trip for each batch, and is for brokers or networks that do not take kindly to pushes.
+	Pull bool
 	// Broadcast gives every member of the group every partition.
 	Broadcast bool
 	// Concurrency is how many handlers Run may have at work, each on another partition. The default is 1.
