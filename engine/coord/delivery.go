@@ -223,7 +223,7 @@ func (d *delivery) reader(group, topic, partition uint16) *reader {
 
 // openSub implements deliverer.
 func (d *delivery) openSub(s *subscription) {
-	s.consumer = &consumer{sub: s, credit: newCredit(s.windowCount, s.windowBytes)}
+	s.consumer = &consumer{sub: s, group: d.groups[s.group], credit: newCredit(s.windowCount, s.windowBytes)}
 }
 
 // closeSub implements deliverer.
@@ -375,6 +375,26 @@ func (d *delivery) eachConsumer(client Client, do func(*consumer)) {
 	}
 }
 
+// close gives all memory back and writes the cursors down, so that the next start has little to read. The ledger's
+// records that are not committed yet are lost, as in a crash: what they would have answered has not been answered.
+func (d *delivery) close() {
+	for _, l := range d.ledgers {
+		if l.sinceRecords > 0 {
+			d.checkpoint(l)
+		}
+	}
+	for _, g := range d.groups {
+		for _, rd := range g.readers {
+			d.dropCold(rd)
+		}
+	}
+	for j := range d.tails {
+		for d.tails[j].rounds.len() > 0 {
+			d.dropRound(d.tails[j].rounds.pop())
+		}
+	}
+}
+
 // tick implements deliverer. It is called at the end of every turn of the coordinator's loop, and returns now if there is
 // more to do at once.
 func (d *delivery) tick(now time.Duration) (next time.Duration) {
@@ -398,7 +418,9 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 	}
 	for _, l := range d.ledgers {
 		d.propose(l)
-		d.checkpoint(l)
+		if l.sinceBytes >= checkpointBytes || l.sinceRecords >= checkpointRecords {
+			d.checkpoint(l)
+		}
 		if l.held {
 			next = earliest(next, max(l.again, now+1))
 		}

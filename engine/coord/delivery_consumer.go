@@ -12,6 +12,7 @@ const maxWaitingPulls = 2
 // consumer is the delivery's own state of one subscription; openSub creates it.
 type consumer struct {
 	sub    *subscription // nil once it is closed
+	group  *groupDelivery
 	credit credit
 	// readers are the partitions it owns; ready are those of them that may have something to deliver. A reader that is
 	// blocked by credit stays in ready.

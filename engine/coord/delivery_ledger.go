@@ -32,6 +32,7 @@ type ledgerLog struct {
 
 	buf      []byte // the record that is being proposed
 	held     bool   // buf was not taken and is proposed again
+	refused  bool   // and that was logged
 	again    time.Duration
 	proposal uint64
 	// answers wait for their records, in the order of the events: first those of the records in proposed, each with its
@@ -86,10 +87,13 @@ func (d *delivery) propose(l *ledgerLog) {
 		}
 		if err := d.c.log.ProposeLedger(l.journal, l.proposal+1, l.buf); err != nil {
 			// The events are in the record now, so it is kept. A journal that has failed for good ends the broker.
-			d.log.Warn("the journal does not take a ledger record, it is tried again", slog.Int("journal", l.journal), slog.Any("err", err))
-			l.held, l.again = true, d.c.now+proposePause
+			if !l.refused {
+				d.log.Warn("the journal does not take a ledger record, it is tried again", slog.Int("journal", l.journal), slog.Any("err", err))
+			}
+			l.held, l.refused, l.again = true, true, d.c.now+proposePause
 			return
 		}
+		l.refused = false
 		l.proposal++
 		p := proposed{id: l.proposal}
 		if !l.book.Pending() {
@@ -174,18 +178,22 @@ func (d *delivery) exhausted(e *ledger.Exhausted) {
 	if !e.Cursor.Defer(e.Sequence, d.c.now) {
 		return
 	}
-	if g := d.groups[e.Cursor.Key().Group]; g != nil {
-		g.exhausted++
-	}
 	k := e.Cursor.Key()
+	g := d.groups[k.Group]
+	if g == nil {
+		return
+	}
+	if g.exhausted++; g.exhausted&(g.exhausted-1) != 0 {
+		return // one line per doubling: a poisoned partition must not fill the log
+	}
 	d.log.Warn("a message is out of attempts and is tried again later", slog.Int("group", int(k.Group)), slog.Int("topic", int(k.Topic)),
 		slog.Int("partition", int(k.Partition)), slog.Uint64("sequence", uint64(e.Sequence)), slog.Int("failures", e.Failures),
-		slog.String("reason", e.Reason.String()))
+		slog.String("reason", e.Reason.String()), slog.Uint64("such_messages", g.exhausted))
 }
 
 // checkpoint writes the cursors down, so that the records before need not be read again.
 func (d *delivery) checkpoint(l *ledgerLog) {
-	if l.err != nil || l.sinceBytes < checkpointBytes && l.sinceRecords < checkpointRecords {
+	if l.err != nil || d.c.quarantined != "" {
 		return
 	}
 	data := l.book.AppendSnapshot(make([]byte, 0, l.snapshotSize+l.snapshotSize/8), d.c.now, d.c.wallMs)

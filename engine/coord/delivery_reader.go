@@ -42,6 +42,7 @@ type reader struct {
 	noMore wal.Sequence
 	pause  time.Duration // no read before
 	paused bool          // in delivery.stalled
+	faulty bool          // the last read failed, and that was logged
 
 	reported wal.Sequence // named in a pushed 0x4005
 	sample   sample
@@ -247,7 +248,8 @@ func (d *delivery) readDone(req *wal.ReadRequest) {
 		pause := readFault
 		if errors.Is(err, wal.ErrNoMemory) {
 			pause = readPause
-		} else {
+		} else if !rd.faulty {
+			rd.faulty = true
 			d.log.Error("a partition can't be read: its consumers wait", slog.Int("topic", int(rd.part.topic)),
 				slog.Int("partition", int(rd.part.id)), slog.Uint64("sequence", uint64(from)), slog.Any("err", err))
 		}
@@ -258,6 +260,7 @@ func (d *delivery) readDone(req *wal.ReadRequest) {
 	case chunk == nil:
 		d.stall(rd, readPause)
 	default:
+		rd.faulty = false
 		d.setPlace(place, chunk)
 		if chunk.First > from {
 			d.gone(rd, place, from, chunk.First)

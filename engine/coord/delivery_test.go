@@ -691,7 +691,6 @@ func TestDelivery_RestartBringsBackUnacknowledgedOnly(t *testing.T) {
 		r.turn()
 		r.round() // committed; nothing more happens before the end
 		if snapshot {
-			r.d.ledgers[0].sinceRecords = checkpointRecords
 			r.d.checkpoint(r.d.ledgers[0])
 			if len(r.store.snapshots) != 1 {
 				t.Fatal("no checkpoint")
@@ -879,6 +878,70 @@ func TestDelivery_PartitionsAndConsumersTakeTurns(t *testing.T) {
 		t.Fatalf("%d bytes in one turn", sent)
 	}
 	r.d.flushOut(s.consumer)
+}
+
+func TestDelivery_LargePullGoesOnOverManyTurns(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, s := r.subscribe(rigGroup, false, func(s *subscription) { s.windowCount, s.windowBytes = 65535, maxCreditBytes })
+	for range 300 {
+		r.publish(0, make([]byte, 10_000))
+	}
+	req := cl.pull(s, func(p *protocol.Pull) { p.MaxBytes = 2_000_000 })
+	r.c.now = r.now
+	if next := r.d.tick(r.now); next != r.now {
+		t.Fatalf("after one turn the next one is at %v", next)
+	}
+	if n := len(cl.msgs); n < 20 || n > 60 {
+		t.Fatalf("%d messages in the first turn", n)
+	}
+	r.turn()
+	cl.wantAnswer(req, nil)
+	cl.want(200)
+}
+
+func TestDelivery_PullOfAConnectionThatDoesNotReadIsAnsweredInTime(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, s := r.subscribe(rigGroup, false, func(s *subscription) { s.windowCount, s.windowBytes = 65535, maxCreditBytes })
+	cl.stuck = true
+	for range 300 {
+		r.publish(0, make([]byte, 10_000))
+	}
+	req := cl.pull(s, func(p *protocol.Pull) { p.WaitMs = 500 })
+	r.turn()
+	cl.wantAnswer(req, errNoAnswer)
+	if cl.outstanding > OutboundPause+100_000 {
+		t.Fatalf("%d bytes are outstanding", cl.outstanding)
+	}
+	r.pass(time.Second)
+	cl.wantAnswer(req, nil)
+	some := len(cl.take())
+	req = cl.pull(s, func(p *protocol.Pull) { p.WaitMs = 500 })
+	r.turn()
+	cl.wantAnswer(req, errNoAnswer)
+	for cl.answer(req) != nil {
+		cl.unstick()
+	}
+	cl.want(300 - some)
+}
+
+func TestDelivery_GroupsHaveTheirOwnMaximumOfAttempts(t *testing.T) {
+	r := newRig(t, 1, nil)
+	if err := r.meta.Apply(3, 1, &metadata.GroupCreated{Group: 2, Topic: rigTopic, Name: "other", Settings: metadata.GroupSettings{MaxAttempts: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	r.addGroup(2, protocol.StartEarliest)
+	cl, _ := r.subscribe(2, true, nil)
+	r.publish(0, values(1)...)
+	m := cl.want(1)[0]
+	cl.nack(&m, protocol.NackRetryNow)
+	r.turn()
+	r.commit()
+	cl.want(0)
+	if r.d.groups[2].exhausted != 1 {
+		t.Fatal("the message is not out of attempts")
+	}
+	r.pass(31 * time.Second) // until there is a place for it, it is tried again
+	cl.want(1)
 }
 
 func TestDelivery_StatsAddUp(t *testing.T) {

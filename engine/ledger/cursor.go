@@ -128,17 +128,6 @@ func (c *Cursor) Peek(now time.Duration) (seq Sequence, attempt uint16, ok bool)
 	return 0, 0, false
 }
 
-// Fresh returns how many consecutive fresh messages, from Next on, Peek would return one after the other now.
-func (c *Cursor) Fresh(now time.Duration) int {
-	if seq, _, ok := c.Peek(now); !ok || seq != c.next {
-		return 0
-	}
-	if c.opts.Ordered {
-		return 1
-	}
-	return int(min(uint64(c.last-c.next+1), uint64(c.opts.MaxOpen-c.win.live)))
-}
-
 // Take delivers seq, which Peek has just returned: the message is under a lease from now on, and its DELIVER is queued.
 func (c *Cursor) Take(seq Sequence, delivery DeliveryID, now time.Duration) {
 	until := roundUp(now + c.opts.Lease)

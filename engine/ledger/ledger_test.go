@@ -575,6 +575,107 @@ func TestLedger_FailuresStopCountingAtTheirMaximum(t *testing.T) {
 	}
 }
 
+func TestLedger_CumulativeProgressRenewsAllLeases(t *testing.T) {
+	b := newBench(t, nil)
+	b.c.Committed(3)
+	b.take()
+	b.take()
+	d := b.take()
+	b.pass(20 * second)
+	if v := b.c.Ack(d.seq, d.id, owner.Epoch, true, true, b.now); v != Renewed {
+		t.Fatalf("verdict %d", v)
+	}
+	b.pass(20 * second)
+	if n := b.c.InFlight(); n != 3 {
+		t.Fatalf("%d in flight", n)
+	}
+}
+
+func TestLedger_DiscardedRetryCountsAsDropped(t *testing.T) {
+	b := newBench(t, nil)
+	b.c.Committed(2)
+	d := b.take()
+	if b.c.Discard(d.seq) {
+		t.Fatal("a message in flight was discarded")
+	}
+	b.nack(d)
+	b.commit()
+	if !b.c.Discard(d.seq) || b.c.Discard(d.seq) {
+		t.Fatal("the DROP was not queued exactly once")
+	}
+	b.pass(60 * second)
+	b.commit()
+	b.wantFloor(1)
+	if s := b.c.Stats(); s.Dropped != 1 || s.Retrying != 0 {
+		t.Fatalf("stats %+v", s)
+	}
+}
+
+func TestBook_DeadlinesOfManyCursorsComeInTheirOrder(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(8, 8))
+	book, fx, opts := NewBook(rand.NewPCG(1, 1)), Effects{}, DefaultOptions()
+	book.Restore(0, 0, &fx)
+	now := time.Duration(0)
+	commit := func() {
+		for book.Pending() {
+			if err := book.Apply(book.AppendRecord(nil, 0), now, &fx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var cursors []*Cursor
+	for i := range 300 {
+		c := book.Open(Key{uint16(i%7) + 1, uint16(i/7) + 1, 0}, &opts, 0)
+		c.Committed(1000)
+		c.Own(owner)
+		cursors = append(cursors, c)
+	}
+	commit()
+	// until is when the lease of a cursor's one delivery ends, 0 if it has none.
+	until := map[*Cursor]time.Duration{}
+	id := DeliveryID(0)
+	for range 3000 {
+		c := cursors[rnd.IntN(len(cursors))]
+		switch seq, _, ok := c.Peek(now); {
+		case until[c] == 0 && ok:
+			id++
+			c.Take(seq, id, now)
+			until[c] = roundUp(now + opts.Lease)
+		case until[c] != 0 && rnd.IntN(2) == 0:
+			if c.Ack(c.Next()-1, id, owner.Epoch, false, true, now) == Settling {
+				until[c] = 0
+			}
+			commit()
+		}
+		now += time.Duration(rnd.Int64N(int64(300 * time.Millisecond)))
+		next := book.Tick(now, &fx)
+		if next >= 0 && next <= now {
+			t.Fatalf("at %v the next deadline is %v", now, next)
+		}
+		for _, c := range cursors {
+			switch end := until[c]; {
+			case end == 0:
+			case end <= now:
+				if c.InFlight() != 0 {
+					t.Fatalf("at %v a lease that ended at %v is still there", now, end)
+				}
+				until[c] = 0
+			case c.InFlight() != 1 || next > end:
+				t.Fatalf("at %v a lease that ends at %v: %d in flight, next deadline %v", now, end, c.InFlight(), next)
+			}
+		}
+		commit()
+	}
+	// Those that are forgotten leave no deadline behind.
+	for _, c := range cursors {
+		book.Forget(c)
+	}
+	commit()
+	if next := book.Tick(now+time.Hour, &fx); next >= 0 || len(book.timers) != 0 {
+		t.Fatalf("next deadline %v", next)
+	}
+}
+
 func TestLedger_RetryNowWaitsForItsRecordOnly(t *testing.T) {
 	b := newBench(t, nil)
 	b.c.Committed(2)
