@@ -16,20 +16,26 @@ import (
 // maxAdminBody bounds an answer of the admin interface, in bytes.
 const maxAdminBody = 64 << 20
 
-// adminURL returns the address of a resource of the admin interface.
+// adminURL returns the address of a resource of the admin interface. path is escaped.
 func (a *app) adminURL(path string, query url.Values) (string, error) {
 	host := strings.TrimSuffix(strings.TrimPrefix(a.admin, "http://"), "/")
 	if _, _, err := net.SplitHostPort(host); err != nil {
 		return "", usagef("--admin is %q: it must be host:port, such as %s", a.admin, defaultAdmin)
 	}
-	u := url.URL{Scheme: "http", Host: host, Path: path, RawQuery: query.Encode()}
-	return u.String(), nil
+	u := "http://" + host + path
+	if len(query) > 0 {
+		u += "?" + query.Encode()
+	}
+	return u, nil
 }
 
-// errNotFound means that the admin interface knows no such thing.
-var errNotFound = errors.New("not found")
+var (
+	// errNotFound means that the admin interface knows no such thing, errAmbiguous that it knows several.
+	errNotFound  = errors.New("not found")
+	errAmbiguous = errors.New("ambiguous")
+)
 
-// fetch gets a resource of the admin interface into v. Unknown members of the answer are ignored: newer brokers say more.
+// fetch gets a resource of the admin interface, at an escaped path, into v. Unknown members of the answer are ignored: newer brokers say more.
 func (a *app) fetch(ctx context.Context, path string, query url.Values, v any) error {
 	ctx, cancel := a.requestContext(ctx)
 	defer cancel()
@@ -56,6 +62,8 @@ func (a *app) fetch(ctx context.Context, path string, query url.Values, v any) e
 	switch {
 	case resp.StatusCode == http.StatusNotFound:
 		return refusedf("%w: %s", errNotFound, adminMessage(body, resp.Status))
+	case resp.StatusCode == http.StatusConflict:
+		return refusedf("%w: %s", errAmbiguous, adminMessage(body, resp.Status))
 	case resp.StatusCode == http.StatusServiceUnavailable:
 		return unreachablef("%s answers %s", target, adminMessage(body, resp.Status))
 	case resp.StatusCode != http.StatusOK:

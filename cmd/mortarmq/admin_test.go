@@ -10,23 +10,28 @@ import (
 
 // adminAnswers is what a broker's admin interface says, by path and query.
 var adminAnswers = map[string]string{
-	"/api/topics": `[{"name":"events","partitions":1,"state":"deleting","created_epoch":9,"id":2},
+	"/topics": `[{"name":"events","partitions":1,"state":"deleting","created_epoch":9,"id":2},
 		{"name":"orders","partitions":12,"state":"active","created_epoch":3,"id":1,"durability":"quorum","unknown":true}]`,
-	"/api/groups": `[{"group":"billing","topic":"events","lag":0,"state":"empty"},
+	"/groups": `[{"group":"billing","topic":"events","lag":0,"state":"empty"},
 		{"group":"billing","topic":"orders","lag":17,"state":"stable","in_flight":2},{"group":"mail","topic":"orders","lag":5,"state":"stable"}]`,
-	"/api/groups?topic=orders": `[{"group":"billing","topic":"orders","lag":17,"state":"stable"}]`,
-	"/api/groups?topic=none":   `[]`,
-	"/api/group?name=billing": `[{"group":"billing","topic":"events"},
-		{"group":"billing","topic":"orders","members":[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]}]`,
-	"/api/group?name=mail": `[{"group":"mail","topic":"orders","members":[{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4},
-		{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]}]`,
-	"/api/leader": `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
-	"/api/status": `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"uring","healthy":true}`,
+	"/groups?topic=orders":         `[{"group":"billing","topic":"orders","lag":17,"state":"stable"}]`,
+	"/groups?topic=none":           `[]`,
+	"/groups/billing?topic=events": `[]`,
+	"/groups/billing?topic=orders": `[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]`,
+	"/groups/mail": `[{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4},
+		{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]`,
+	"/groups/a%2Fb%3F": `[]`,
+	"/leader":          `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
+	"/broker":          `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"uring","healthy":true}`,
 }
 
 func startAdmin(t *testing.T) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RequestURI() == "/groups/billing" {
+			http.Error(w, "several topics have a group of this name", http.StatusConflict)
+			return
+		}
 		answer, ok := adminAnswers[r.URL.RequestURI()]
 		if !ok {
 			http.Error(w, "there is no such thing", http.StatusNotFound)
@@ -53,6 +58,7 @@ func TestAdmin_GoldenColumns(t *testing.T) {
 		{"groups describe billing --topic orders", "41\t7\t18446744073709551615\t17\n",
 			`[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17}]`},
 		{"groups describe billing --topic events", "", `[]`},
+		{"groups describe a/b?", "", `[]`},
 		{"leader get", "0\t12\thealthy\n", `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`},
 		{"broker status", "0\t3601\t14\tv0.1.0\n", `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0"}`},
 	} {
@@ -76,8 +82,8 @@ func TestAdmin_RefusalsSayWhatToDo(t *testing.T) {
 		about string
 	}{
 		{"groups describe nobody", exitRefused, "groups list"},
-		{"groups describe billing", exitUsage, "events, orders"},
-		{"groups describe mail --topic events", exitRefused, "orders"},
+		{"groups describe billing", exitUsage, "--topic"},
+		{"groups describe mail --topic events", exitRefused, `of topic "events"`},
 		{"groups list --topic other", exitRefused, "no such thing"},
 	} {
 		r := mortarmq(t, "", strings.Fields(c.args)...)

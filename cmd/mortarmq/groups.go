@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -80,7 +79,7 @@ func (a *app) leaderCommand() *cobra.Command {
 	}
 	get.RunE = does(func(ctx context.Context, _ []string) error {
 		var row leaderRow
-		if err := a.fetch(ctx, "/api/leader", nil, &row); err != nil {
+		if err := a.fetch(ctx, "/leader", nil, &row); err != nil {
 			return err
 		}
 		return printRow(a, row)
@@ -96,7 +95,7 @@ func (a *app) brokerCommand() *cobra.Command {
 	}
 	status.RunE = does(func(ctx context.Context, _ []string) error {
 		var row brokerRow
-		if err := a.fetch(ctx, "/api/status", nil, &row); err != nil {
+		if err := a.fetch(ctx, "/broker", nil, &row); err != nil {
 			return err
 		}
 		return printRow(a, row)
@@ -106,7 +105,7 @@ func (a *app) brokerCommand() *cobra.Command {
 
 func (a *app) adminTopics(ctx context.Context) ([]topicRow, error) {
 	var rows []topicRow
-	err := a.fetch(ctx, "/api/topics", nil, &rows)
+	err := a.fetch(ctx, "/topics", nil, &rows)
 	return rows, err
 }
 
@@ -116,32 +115,25 @@ func (a *app) adminGroups(ctx context.Context, topic string) ([]groupRow, error)
 		query.Set("topic", topic)
 	}
 	var rows []groupRow
-	err := a.fetch(ctx, "/api/groups", query, &rows)
+	err := a.fetch(ctx, "/groups", query, &rows)
 	return rows, err
 }
 
 // adminMembers lists the members of a group. A name may stand for several groups, one for each topic.
 func (a *app) adminMembers(ctx context.Context, name, topic string) ([]memberRow, error) {
-	var groups []struct {
-		Topic   string      `json:"topic"`
-		Members []memberRow `json:"members"`
-	}
-	err := a.fetch(ctx, "/api/group", url.Values{"name": {name}}, &groups)
-	if errors.Is(err, errNotFound) {
-		return nil, refusedf("group %q does not exist: 'mortarmq groups list' lists them", name)
-	}
-	if err != nil {
-		return nil, err
-	}
-	var topics []string
-	for _, g := range groups {
-		if g.Topic == topic || (topic == "" && len(groups) == 1) {
-			return g.Members, nil
-		}
-		topics = append(topics, g.Topic)
-	}
+	query := url.Values{}
 	if topic != "" {
-		return nil, refusedf("group %q does not read topic %q but %s", name, topic, strings.Join(topics, ", "))
+		query.Set("topic", topic)
 	}
-	return nil, usagef("group %q reads several topics: say which with --topic: %s", name, strings.Join(topics, ", "))
+	var rows []memberRow
+	err := a.fetch(ctx, "/groups/"+url.PathEscape(name), query, &rows)
+	switch {
+	case errors.Is(err, errNotFound) && topic != "":
+		return nil, refusedf("there is no group %q of topic %q: 'mortarmq groups list' lists them", name, topic)
+	case errors.Is(err, errNotFound):
+		return nil, refusedf("there is no group %q: 'mortarmq groups list' lists them", name)
+	case errors.Is(err, errAmbiguous):
+		return nil, usagef("several topics have a group %q: say which with --topic", name)
+	}
+	return rows, err
 }
