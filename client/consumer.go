@@ -56,10 +56,11 @@ type Consumer struct {
 	live    bool
 	pulling bool // a PULL is unanswered
 	out     outbox
-	answers ring[answer] // ACKs and NACKs without an answer, in the order sent
-	retry   []answer     // refused for the moment, sent again at the next tick
-	stuck   int          // ACKs and NACKs that were refused for the moment and have not succeeded since
-	left    chan struct{}
+	answers ring[answer]  // ACKs and NACKs without an answer, in the order sent
+	retry   []answer      // refused for the moment, sent again at the next tick
+	stuck   int           // ACKs and NACKs that were refused for the moment and have not succeeded since
+	beats   int           // heartbeats without an answer
+	left    chan struct{} // closed when closing is set
 	subID   uint16
 	member  uint64 // 0: not a member
 	joinEp  uint32 // the newest membership_epoch
@@ -413,7 +414,7 @@ func (k *Consumer) leave(ctx context.Context) {
 		return
 	}
 	k.heartbeat(protocol.MemberLeave)
-	for k.live && k.member != 0 && ctx.Err() == nil {
+	for k.live && k.beats > 0 && ctx.Err() == nil {
 		k.takers.Wait()
 	}
 }

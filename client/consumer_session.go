@@ -64,7 +64,7 @@ func (k *Consumer) subscribe(l *link) error {
 		k.out.reset()
 		k.credit.reset()
 		k.subID, k.member, k.joinEp, k.assEp = r.SubscriptionID, r.MemberID, r.MembershipEpoch, r.AssignmentEpoch
-		k.live, k.pulling = true, false
+		k.live, k.pulling, k.beats = true, false, 0
 		k.pull() // after a rejoin there is something to pull at once
 		return nil
 	}
@@ -206,8 +206,8 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 	case protocol.OpPull:
 		k.pulled(refusal)
 	case protocol.OpHeartbeat:
-		if k.closing && refusal == nil {
-			k.member = 0 // no heartbeat follows LEAVE
+		k.beats--
+		if k.closing && k.beats == 0 { // no heartbeat follows LEAVE
 			k.takers.Broadcast()
 		}
 	default: // CONTROL_ACK, CREDIT: nothing depends on their answers

@@ -73,6 +73,7 @@ func (k *Consumer) confirm(n *protocol.Notice, result protocol.ControlResult) {
 func (k *Consumer) heartbeat(state protocol.MemberState) {
 	m := protocol.Heartbeat{SubscriptionID: k.subID, MemberID: k.member, MembershipEpoch: k.joinEp, AssignmentEpoch: k.assEp,
 		State: state}
+	k.beats++
 	k.send(m.AppendFrame)
 }
 
