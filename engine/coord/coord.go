@@ -169,6 +169,9 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			c.inbox.Close()
 			c.turn()
+			if d, ok := c.delivery.(*delivery); ok {
+				d.close()
+			}
 			return nil
 		}
 		if due && next <= c.now || !c.inbox.Sleep() {

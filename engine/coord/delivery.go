@@ -375,7 +375,7 @@ func (d *delivery) eachConsumer(client Client, do func(*consumer)) {
 	}
 }
 
-// close gives all memory back and writes the cursors down, so that the next start has little to read. The ledger's
+// close is called after the last turn: it gives all memory back and writes the cursors down, so that the next start has little to read. The ledger's
 // records that are not committed yet are lost, as in a crash: what they would have answered has not been answered.
 func (d *delivery) close() {
 	for _, l := range d.ledgers {

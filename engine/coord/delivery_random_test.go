@@ -24,7 +24,7 @@ type runClient struct {
 	sub     *subscription
 	got     []protocol.Msg
 	pending map[uint64]protocol.Msg // ACKs that are not answered
-	used    uint32 // credit
+	used    uint32                  // credit
 }
 
 func (w *deliveryRun) connect() {
