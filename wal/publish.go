@@ -3,6 +3,7 @@ package wal
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"github.com/mortarmq/mortarmq/ring"
 )
@@ -26,12 +27,14 @@ type publication struct {
 	done func()
 }
 
-// publisher runs publications, a few at a time, in order.
+// publisher runs publications, a few at a time, in order; those of one path one after the other, since they share the
+// other name.
 type publisher struct {
-	s     *Store
-	queue []*publication
-	spare []*ring.Slab
-	all   []*ring.Slab
+	s      *Store
+	queue  []*publication
+	active []string // paths that are being published
+	spare  []*ring.Slab
+	all    []*ring.Slab
 }
 
 func (p *publisher) init(s *Store) error {
@@ -67,12 +70,14 @@ func (p *publisher) add(pub *publication) {
 }
 
 func (p *publisher) step() {
-	for len(p.queue) > 0 && len(p.spare) > 0 && p.s.err == nil {
-		pub := p.queue[0]
-		p.queue[0] = nil
-		if p.queue = p.queue[1:]; len(p.queue) == 0 {
-			p.queue = nil
+	for len(p.spare) > 0 && p.s.err == nil {
+		i := slices.IndexFunc(p.queue, func(pub *publication) bool { return !slices.Contains(p.active, pub.path) })
+		if i < 0 {
+			return
 		}
+		pub := p.queue[i]
+		p.queue = slices.Delete(p.queue, i, i+1)
+		p.active = append(p.active, pub.path)
 		slab := p.spare[len(p.spare)-1]
 		p.spare = p.spare[:len(p.spare)-1]
 		p.start(pub, slab)
@@ -82,6 +87,7 @@ func (p *publisher) step() {
 // end gives the slot back.
 func (p *publisher) end(pub *publication, slab *ring.Slab, ok bool) {
 	p.spare = append(p.spare, slab)
+	p.active = slices.DeleteFunc(p.active, func(path string) bool { return path == pub.path })
 	if pub.st != nil {
 		pub.st.jobs--
 	}

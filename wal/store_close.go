@@ -39,13 +39,15 @@ func (s *Store) stepClose() {
 		}
 		if !c.published {
 			c.published = true
-			s.publishAll()
-			return
+			if s.publishAll(); s.publish.busy() || s.inflight > 0 {
+				return
+			}
 		}
 	}
 	if s.openFiles > 0 || s.table.fd >= 0 {
-		s.closeAll()
-		return
+		if s.closeAll(); s.inflight > 0 {
+			return
+		}
 	}
 	c.closed = true
 	for _, st := range s.order {

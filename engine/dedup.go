@@ -1,0 +1,308 @@
+package engine
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// A producer's window remembers where its last protocol.ProducerWindow messages to one partition were stored, so that a
+// publish sent again is recognised. It is kept as runs: consecutive producer_seqs that got consecutive sequences are one
+// run, so a producer alone on a partition costs one run however much it sends.
+//
+// Windows are folded when a record is appended and are trusted only up to the partition's commit point: a duplicate of
+// something not yet committed waits for it, a snapshot leaves it out.
+
+// run says that producer_seqs pseq..pseq+n-1 were stored at sequences seq..seq+n-1.
+type run struct {
+	pseq uint64
+	seq  wal.Sequence
+	n    uint64
+}
+
+type windowKey struct {
+	stream   wal.StreamID
+	producer uint64
+}
+
+type window struct {
+	key  windowKey
+	last uint64 // highest producer_seq accepted
+	runs []run  // oldest first
+
+	// position in the least-recently-used list
+	prev, next *window
+}
+
+// verdict is a window's answer to a producer_seq.
+type verdict uint8
+
+const (
+	accept    verdict = iota // the next one: store it
+	duplicate                // stored before, at the sequence returned
+	gap                      // ahead of what was stored
+	expired                  // stored, but too long ago to know where
+)
+
+// Memory that a window and a run are taken to cost, in bytes, for the bound below.
+const (
+	windowCost      = 160
+	runCost         = 24
+	dedupMaxBytes   = 32 << 20
+	dedupSnapshotV1 = 1
+)
+
+// dedup holds the producer windows of one shard. It belongs to the shard's goroutine.
+type dedup struct {
+	windows map[windowKey]*window
+	// lru.next is the most recently used window, lru.prev the least.
+	lru   window
+	bytes int64
+	limit int64
+	// evicted counts windows dropped to stay within the limit.
+	evicted uint64
+	// spare holds windows of dropped producers for reuse.
+	spare *window
+}
+
+func newDedup(limit int64) *dedup {
+	d := &dedup{windows: make(map[windowKey]*window), limit: limit}
+	d.lru.prev, d.lru.next = &d.lru, &d.lru
+	return d
+}
+
+// check says what to do with pseq of the producer of key, without changing anything but the order of use. The window is
+// nil for an unknown producer.
+func (d *dedup) check(key windowKey, pseq uint64) (*window, verdict, wal.Sequence) {
+	w := d.windows[key]
+	if w == nil {
+		if pseq == 1 {
+			return nil, accept, 0
+		}
+		return nil, gap, 0
+	}
+	d.touch(w)
+	v, seq := w.check(pseq)
+	return w, v, seq
+}
+
+func (w *window) check(pseq uint64) (verdict, wal.Sequence) {
+	switch {
+	case pseq == w.last+1:
+		return accept, 0
+	case pseq > w.last:
+		return gap, 0
+	case w.last-pseq >= protocol.ProducerWindow:
+		return expired, 0
+	}
+	for i := len(w.runs) - 1; i >= 0; i-- {
+		r := &w.runs[i]
+		if pseq >= r.pseq {
+			if off := pseq - r.pseq; off < r.n {
+				return duplicate, r.seq + wal.Sequence(off)
+			}
+			break
+		}
+	}
+	return expired, 0
+}
+
+// record notes that pseq (the next one of its producer) was stored at seq, and returns the window.
+func (d *dedup) record(w *window, key windowKey, pseq uint64, seq wal.Sequence) *window {
+	if w == nil {
+		w = d.add(key)
+	}
+	if n := len(w.runs); n > 0 {
+		if r := &w.runs[n-1]; r.pseq+r.n == pseq && r.seq+wal.Sequence(r.n) == seq {
+			r.n++
+			w.last = pseq
+			d.trim(w)
+			return w
+		}
+	}
+	w.last = pseq
+	w.runs = append(w.runs, run{pseq: pseq, seq: seq, n: 1})
+	d.bytes += runCost
+	d.trim(w)
+	if d.bytes > d.limit {
+		d.evict(w)
+	}
+	return w
+}
+
+// trim forgets what lies before the window. Dropped runs are shifted out in batches so that the copy is amortised.
+func (d *dedup) trim(w *window) {
+	if w.last < protocol.ProducerWindow {
+		return
+	}
+	floor := w.last - protocol.ProducerWindow // producer_seqs up to floor are out of the window
+	drop := 0
+	for drop < len(w.runs)-1 && w.runs[drop].pseq+w.runs[drop].n-1 <= floor {
+		drop++
+	}
+	if drop == 0 || drop < len(w.runs)/2 {
+		return
+	}
+	w.runs = w.runs[:copy(w.runs, w.runs[drop:])]
+	d.bytes -= int64(drop) * runCost
+}
+
+func (d *dedup) add(key windowKey) *window {
+	w := d.spare
+	if w != nil {
+		d.spare = w.next
+		*w = window{runs: w.runs[:0]}
+	} else {
+		w = &window{}
+	}
+	w.key = key
+	d.windows[key] = w
+	d.bytes += windowCost
+	d.pushFront(w)
+	return w
+}
+
+func (d *dedup) pushFront(w *window) {
+	w.prev, w.next = &d.lru, d.lru.next
+	w.prev.next, w.next.prev = w, w
+}
+
+func (d *dedup) unlink(w *window) {
+	w.prev.next, w.next.prev = w.next, w.prev
+	w.prev, w.next = nil, nil
+}
+
+func (d *dedup) touch(w *window) {
+	if d.lru.next == w {
+		return
+	}
+	d.unlink(w)
+	d.pushFront(w)
+}
+
+func (d *dedup) drop(w *window) {
+	d.unlink(w)
+	delete(d.windows, w.key)
+	d.bytes -= windowCost + int64(len(w.runs))*runCost
+	if cap(w.runs) > protocol.ProducerWindow {
+		return // an unusually large array is not worth keeping
+	}
+	w.next = d.spare
+	d.spare = w
+}
+
+// evict drops the least recently used windows, but never keep, until the limit holds.
+func (d *dedup) evict(keep *window) {
+	for d.bytes > d.limit {
+		w := d.lru.prev
+		if w == &d.lru || w == keep {
+			return
+		}
+		d.drop(w)
+		d.evicted++
+	}
+}
+
+// dropTopic forgets every producer of a deleted topic.
+func (d *dedup) dropTopic(topic uint16) {
+	for w := d.lru.next; w != &d.lru; {
+		next := w.next
+		if w.key.stream.Topic == topic {
+			d.drop(w)
+		}
+		w = next
+	}
+}
+
+// replay folds a record read back from the journal. Records that the snapshot already covers are skipped.
+func (d *dedup) replay(stream wal.StreamID, r *wal.Record) {
+	if r.ProducerID == 0 {
+		return
+	}
+	key := windowKey{stream: stream, producer: r.ProducerID}
+	w := d.windows[key]
+	if w != nil && r.ProducerSeq <= w.last {
+		return
+	}
+	if w != nil && r.ProducerSeq != w.last+1 {
+		// The window was dropped and begun again between the snapshot and this record.
+		d.drop(w)
+		w = nil
+	}
+	d.record(w, key, r.ProducerSeq, r.Sequence)
+}
+
+// snapshot encodes what is committed: committed(stream) is the partition's commit point. The windows come least recently
+// used first, so that restoring them in order restores the order of use. The bytes are this package's: a version byte,
+// then per window its stream, producer, last, and runs, all big-endian; the file around them carries the checksum.
+func (d *dedup) snapshot(committed func(wal.StreamID) wal.Sequence) []byte {
+	out := []byte{dedupSnapshotV1}
+	for w := d.lru.prev; w != &d.lru; w = w.prev {
+		limit := committed(w.key.stream)
+		start := len(out)
+		out = binary.BigEndian.AppendUint16(out, w.key.stream.Topic)
+		out = binary.BigEndian.AppendUint16(out, w.key.stream.Partition)
+		out = binary.BigEndian.AppendUint64(out, w.key.producer)
+		countAt := len(out)
+		out = binary.BigEndian.AppendUint32(out, 0)
+		count := uint32(0)
+		for _, r := range w.runs {
+			if r.seq > limit {
+				break
+			}
+			n := min(r.n, uint64(limit-r.seq)+1)
+			out = binary.BigEndian.AppendUint64(out, r.pseq)
+			out = binary.BigEndian.AppendUint64(out, uint64(r.seq))
+			out = binary.BigEndian.AppendUint64(out, n)
+			count++
+		}
+		if count == 0 {
+			out = out[:start]
+			continue
+		}
+		binary.BigEndian.PutUint32(out[countAt:], count)
+	}
+	return out
+}
+
+// restore replaces the windows by those of a snapshot. It refuses anything that snapshot cannot have written.
+func (d *dedup) restore(b []byte) error {
+	if len(b) == 0 || b[0] != dedupSnapshotV1 {
+		return fmt.Errorf("producer windows: snapshot has an unknown version")
+	}
+	b = b[1:]
+	for len(b) > 0 {
+		if len(b) < 16 {
+			return fmt.Errorf("producer windows: snapshot ends inside a window's header")
+		}
+		key := windowKey{
+			stream:   wal.StreamID{Kind: wal.Messages, Topic: binary.BigEndian.Uint16(b), Partition: binary.BigEndian.Uint16(b[2:])},
+			producer: binary.BigEndian.Uint64(b[4:]),
+		}
+		count := uint64(binary.BigEndian.Uint32(b[12:]))
+		b = b[16:]
+		if uint64(len(b)) < count*24 || count == 0 {
+			return fmt.Errorf("producer windows: %d runs do not fit the snapshot (%v, producer %d)", count, key.stream, key.producer)
+		}
+		if d.windows[key] != nil {
+			return fmt.Errorf("producer windows: producer %d of %v appears twice", key.producer, key.stream)
+		}
+		w := d.add(key)
+		for range count {
+			r := run{pseq: binary.BigEndian.Uint64(b), seq: wal.Sequence(binary.BigEndian.Uint64(b[8:])), n: binary.BigEndian.Uint64(b[16:])}
+			if r.n == 0 || r.pseq == 0 || (len(w.runs) > 0 && r.pseq != w.last+1) {
+				return fmt.Errorf("producer windows: runs of producer %d of %v are not consecutive", key.producer, key.stream)
+			}
+			w.runs = append(w.runs, r)
+			w.last = r.pseq + r.n - 1
+			d.bytes += runCost
+			b = b[24:]
+		}
+		if d.bytes > d.limit {
+			d.evict(w)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,659 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/coord"
+	"github.com/mortarmq/mortarmq/engine/mpsc"
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// messageKind says what a message in a shard's inbox asks for.
+type messageKind uint8
+
+const (
+	msgPublish  messageKind = iota // batch of publishes from an event loop
+	msgPropose                     // one record for the ledger or the metadata log
+	msgTrim                        // the store made everything up to round durable
+	msgSnapshot                    // the store begins a sweep up to round and needs the producer windows
+	msgDrop                        // topic was deleted
+	msgClose                       // finish what is queued and stop
+)
+
+// message is what a shard's inbox carries.
+type message struct {
+	kind     messageKind
+	topic    uint16
+	batch    *pubBatch
+	proposal *proposal
+	round    wal.RoundNumber
+}
+
+// proposal is a record that the coordinator wants in the journal.
+type proposal struct {
+	stream wal.StreamID
+	id     uint64
+	value  []byte
+}
+
+// Bounds of the space that publishes must leave free, see spaceReserve.
+const (
+	// spaceReserve is added to the journal's bytes in use: what is acknowledged must fit its segment later.
+	spaceReserve = 64 << 20
+	// maxStorePending is how much committed data may wait for its segments before the shard stops taking publishes.
+	maxStorePending = 64 << 20
+	// sweepDivisor: a sweep is asked for when that part of the journal was written since the last one.
+	sweepDivisor = 4
+)
+
+var proposals = sync.Pool{New: func() any { return new(proposal) }}
+
+// submit queues a record of the ledger or the metadata log. value is copied.
+func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
+	if f := s.failure.Load(); f != nil {
+		return fmt.Errorf("%w: %s", protocol.CodeReadOnlyDegraded, *f)
+	}
+	p := proposals.Get().(*proposal)
+	p.stream, p.id, p.value = stream, id, append(p.value[:0], value...)
+	if !s.inbox.Push(message{kind: msgPropose, proposal: p}) {
+		return fmt.Errorf("%w: the broker is shutting down", protocol.CodeReadOnlyDegraded)
+	}
+	return nil
+}
+
+// partition is a shard's state of one partition.
+type partition struct {
+	stream wal.StreamID
+	// last is the highest sequence appended, committed the highest that is durable and visible.
+	last, committed wal.Sequence
+	// lastMs is the timestamp of the last record; timestamps never decrease.
+	lastMs uint64
+	// refusal is the answer to every publish where the partition's files are quarantined, otherwise empty: its
+	// sequences can't be continued without knowing where they end.
+	refusal string
+}
+
+// answer is the OK owed to n consecutive requests of one client whose messages got consecutive sequences.
+type answer struct {
+	client     coord.Client
+	part       *partition
+	req        uint64
+	seq        wal.Sequence
+	n          uint32
+	flags      uint8
+	durability protocol.Durability
+}
+
+// roundAnswers is what is owed when one round commits.
+type roundAnswers struct {
+	round   wal.RoundNumber
+	answers []answer
+}
+
+// shard appends to one journal and answers when its rounds are committed. Its state belongs to one goroutine, locked to
+// its thread; everyone else posts to the inbox.
+type shard struct {
+	id    int
+	eng   *Engine
+	log   *slog.Logger
+	inbox *mpsc.Queue[message]
+	store *storeLoop
+	done  chan struct{}
+
+	// Read by other goroutines.
+	queued  atomic.Int64           // bytes of publishes that wait in the inbox and the backlog
+	failure atomic.Pointer[string] // why nothing more is acknowledged
+	stats   shardStats
+
+	// The rest is the goroutine's.
+	ring      *ring.Ring
+	journal   *wal.Journal
+	dedup     *dedup
+	topics    [][]*partition // by topic id, by partition
+	ledgerSeq wal.Sequence   // last appended of the ledger stream
+	metaSeq   wal.Sequence   // last appended of the metadata stream
+	epoch     wal.Epoch
+	closing   bool
+	// sweepBytes were committed since a sweep was last asked for.
+	sweepBytes int64
+
+	publishes fifo[*pubBatch] // backlog
+	next      int             // the request of the first batch to take next
+	proposals fifo[*proposal] // backlog; served before publishes
+	spare     []message
+
+	gathering roundAnswers       // of the round being filled
+	inFlight  fifo[roundAnswers] // of the sealed rounds
+	freeLists [][]answer         // emptied answer slices for reuse
+	touched   []coord.Client     // clients with answers to flush
+	frame     []byte
+	record    wal.Record
+	nowMs     uint64
+
+	// The window last used: a pipelined producer meets the same one for a whole batch.
+	lastWindow *window
+}
+
+// shardStats are counters that other goroutines read.
+type shardStats struct {
+	Rounds, Records, RoundBytes, Duplicates, Refused atomic.Uint64
+}
+
+func newShard(e *Engine, id int) *shard {
+	s := &shard{id: id, eng: e, log: e.log.With("shard", id), done: make(chan struct{}), dedup: newDedup(dedupMaxBytes)}
+	s.inbox = mpsc.New[message](s.wake)
+	return s
+}
+
+func (s *shard) wake() {
+	if r := s.eng.rings[s.id].Load(); r != nil {
+		r.Wake()
+	}
+}
+
+// admit says whether a publish may queue: called by event loops.
+func (s *shard) admit() (protocol.ErrorCode, string) {
+	if s.failure.Load() != nil {
+		return protocol.CodeReadOnlyDegraded, *s.failure.Load()
+	}
+	if s.queued.Load() > maxQueuedBytes {
+		s.stats.Refused.Add(1)
+		return protocol.CodeBackpressure, "the broker's queue is full: back off and send again"
+	}
+	return 0, ""
+}
+
+// partitionOf returns the state of a partition, created on first use.
+func (s *shard) partitionOf(topic, index uint16) *partition {
+	for int(topic) >= len(s.topics) {
+		s.topics = append(s.topics, nil)
+	}
+	parts := s.topics[topic]
+	for int(index) >= len(parts) {
+		parts = append(parts, nil)
+	}
+	s.topics[topic] = parts
+	p := parts[index]
+	if p == nil {
+		p = &partition{stream: wal.StreamID{Kind: wal.Messages, Topic: topic, Partition: index}}
+		parts[index] = p
+	}
+	return p
+}
+
+// run is the shard's goroutine. ready is closed, or sent an error, when it can take requests.
+func (s *shard) run(ready chan<- error) {
+	runtime.LockOSThread()
+	defer close(s.done)
+	r, err := s.eng.openRing()
+	if err != nil {
+		ready <- fmt.Errorf("shard %d: %w", s.id, err)
+		return
+	}
+	s.ring = r
+	s.eng.rings[s.id].Store(r)
+	s.journal.SetDisk(r)
+	s.journal.OnFlushed(s.flushed)
+	ready <- nil
+	s.loop()
+	s.eng.rings[s.id].Store(nil)
+	if err := r.Close(); err != nil {
+		s.log.Error("closing the shard's ring", "err", err)
+	}
+}
+
+func (s *shard) loop() {
+	for {
+		s.take()
+		s.encode()
+		if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
+			s.seal()
+		}
+		next := s.journal.Step(s.eng.now())
+		progress := s.ring.Poll() > 0
+		s.flushClients()
+		if progress {
+			continue
+		}
+		if s.closing && s.idle() {
+			s.snapshot(s.journal.NextRound() - 1) // of the last round: nothing is in flight
+			return
+		}
+		if !s.inbox.Sleep() {
+			continue
+		}
+		if _, err := s.ring.Wait(s.timeout(next)); err != nil {
+			s.fail(fmt.Errorf("waiting for the disk: %w", err))
+		}
+		s.inbox.Awake()
+		s.flushClients()
+	}
+}
+
+// timeout is how long the shard may sleep: until the journal's next step, and not long while something is refused for a
+// reason that no message announces (space on the disk, the store's backlog).
+func (s *shard) timeout(next time.Duration) time.Duration {
+	const retry = 2 * time.Millisecond
+	d := s.eng.until(next)
+	if (s.publishes.len() > 0 || s.proposals.len() > 0 || s.closing) && (d < 0 || d > retry) {
+		d = retry
+	}
+	return d
+}
+
+func (s *shard) idle() bool {
+	records, _ := s.journal.Gathered()
+	return s.publishes.len() == 0 && s.proposals.len() == 0 && records == 0 && s.journal.InFlight() == 0
+}
+
+// take moves the inbox into the backlogs.
+func (s *shard) take() {
+	items := s.inbox.Drain(s.spare)
+	for i := range items {
+		m := &items[i]
+		switch m.kind {
+		case msgPublish:
+			s.publishes.push(m.batch)
+		case msgPropose:
+			s.proposals.push(m.proposal)
+		case msgTrim:
+			s.journal.Trim(m.round)
+		case msgSnapshot:
+			s.snapshot(m.round)
+		case msgDrop:
+			s.forget(m.topic)
+		case msgClose:
+			s.closing = true
+		}
+	}
+	s.spare = items
+}
+
+// forget drops what is kept of a deleted topic; its id is never used again. Records of it that are still on their way
+// are committed and dropped with the files.
+func (s *shard) forget(topic uint16) {
+	s.lastWindow = nil
+	s.dedup.dropTopic(topic)
+	if int(topic) < len(s.topics) {
+		s.topics[topic] = nil
+	}
+}
+
+// snapshot gives the store the producer windows as of the last committed round, which is at least round: a sweep covers
+// committed rounds only.
+func (s *shard) snapshot(round wal.RoundNumber) {
+	s.store.saveDedup(round, s.dedup.snapshot(func(id wal.StreamID) wal.Sequence {
+		return s.partitionOf(id.Topic, id.Partition).committed
+	}))
+}
+
+// encode appends from the backlogs to the gathering round until they are empty or it is full.
+func (s *shard) encode() {
+	s.nowMs = s.eng.wallMs()
+	for s.proposals.len() > 0 {
+		p := *s.proposals.front()
+		if !s.propose(p) {
+			return
+		}
+		proposals.Put(p)
+		s.proposals.pop()
+	}
+	if s.publishes.len() == 0 {
+		return
+	}
+	if s.failure.Load() != nil {
+		s.refuseAll()
+		return
+	}
+	if s.store.pending.Load() > maxStorePending {
+		return // segments fall behind: publishers wait, and are refused once the inbox is full
+	}
+	full := s.spaceLow()
+	for s.publishes.len() > 0 {
+		b := *s.publishes.front()
+		for ; s.next < len(b.requests); s.next++ {
+			if full {
+				s.refuse(&b.requests[s.next], protocol.CodeStorageHighWatermark, "the broker's disk is nearly full: free space in its data directory; publishing resumes by itself")
+				b.release(&b.requests[s.next])
+				continue
+			}
+			if !s.publish(b, &b.requests[s.next]) {
+				return
+			}
+		}
+		s.finishBatch(b)
+	}
+}
+
+// finishBatch drops the first batch, b, whose requests are all taken.
+func (s *shard) finishBatch(b *pubBatch) {
+	s.queued.Add(-b.bytes)
+	b.recycle()
+	s.publishes.pop()
+	s.next = 0
+}
+
+func (s *shard) spaceLow() bool {
+	free := s.store.free.Load()
+	used, _ := s.journal.Usage()
+	return free >= 0 && free < used+spaceReserve
+}
+
+// propose appends a ledger or metadata record; false means that it has to wait.
+func (s *shard) propose(p *proposal) bool {
+	if s.failure.Load() != nil {
+		return true // it never commits; the coordinator learns of the failure by the engine
+	}
+	seq := &s.ledgerSeq
+	if p.stream.Kind == wal.Metadata {
+		seq = &s.metaSeq
+	}
+	s.record = wal.Record{
+		Sequence: *seq + 1, ProducerSeq: p.id, TimestampMs: s.nowMs, LeaderEpoch: s.epoch, Value: p.value,
+	}
+	if err := s.journal.Append(p.stream, &s.record); err != nil {
+		s.appendFailed(err)
+		return false
+	}
+	*seq++
+	return true
+}
+
+// publish handles one PUB; false means that it has to wait for the next round.
+func (s *shard) publish(b *pubBatch, r *pubRequest) bool {
+	part := s.partitionOf(r.topic, r.partition)
+	if part.refusal != "" {
+		s.refuse(r, protocol.CodeInternal, part.refusal)
+		b.release(r)
+		return true
+	}
+	var key windowKey
+	var w *window
+	if r.producerID != 0 {
+		key = windowKey{stream: part.stream, producer: r.producerID}
+		var v verdict
+		var seq wal.Sequence
+		if w = s.lastWindow; w != nil && w.key == key {
+			v, seq = w.check(r.producerSeq)
+		} else {
+			w, v, seq = s.dedup.check(key, r.producerSeq)
+		}
+		if v != accept {
+			s.answerOld(part, r, v, seq)
+			b.release(r)
+			return true
+		}
+	}
+	keyBytes, value := b.payload(r)
+	ms := max(s.nowMs, part.lastMs)
+	s.record = wal.Record{
+		Sequence: part.last + 1, ProducerID: r.producerID, ProducerSeq: r.producerSeq,
+		TimestampMs: ms, LeaderEpoch: s.epoch, Key: keyBytes, Value: value,
+	}
+	if len(keyBytes) > 0 {
+		s.record.Flags = wal.FlagKey
+	}
+	if err := s.journal.Append(part.stream, &s.record); err != nil {
+		if errors.Is(err, wal.ErrRecordTooLarge) {
+			s.refuse(r, protocol.CodeInternal, "the message fits no journal file: raise journal_file_bytes above its size plus 1 MiB")
+			b.release(r)
+			return true
+		}
+		s.appendFailed(err)
+		return false
+	}
+	part.last++
+	part.lastMs = ms
+	if r.producerID != 0 {
+		s.lastWindow = s.dedup.record(w, key, r.producerSeq, part.last)
+	}
+	b.release(r)
+	a := answer{client: r.client, part: part, req: r.req, seq: part.last, n: 1, durability: r.durability}
+	if r.durability == protocol.DurabilityMemory {
+		s.emit(&a)
+	} else {
+		s.owe(a)
+	}
+	return true
+}
+
+// owe notes an answer that is due when the gathering round commits, joined to the one before where they are consecutive.
+func (s *shard) owe(a answer) {
+	if n := len(s.gathering.answers); n > 0 {
+		l := &s.gathering.answers[n-1]
+		if l.client == a.client && l.part == a.part && l.durability == a.durability && l.flags == a.flags &&
+			l.req+uint64(l.n) == a.req && l.seq+wal.Sequence(l.n) == a.seq {
+			l.n += a.n
+			return
+		}
+	}
+	s.gathering.answers = append(s.gathering.answers, a)
+}
+
+// answerOld answers a publish that is not the producer's next one.
+func (s *shard) answerOld(part *partition, r *pubRequest, v verdict, seq wal.Sequence) {
+	switch v {
+	case accept:
+	case duplicate:
+		s.stats.Duplicates.Add(1)
+		a := answer{client: r.client, part: part, req: r.req, seq: seq, n: 1, flags: protocol.ResultFlagDeduplicated, durability: r.durability}
+		if seq <= part.committed || r.durability == protocol.DurabilityMemory {
+			s.emit(&a)
+			return
+		}
+		// The first one is still on its way to the disk; the answers of its round come before these.
+		if records, _ := s.journal.Gathered(); records == 0 && s.inFlight.len() > 0 {
+			last := s.inFlight.back()
+			last.answers = append(last.answers, a)
+			return
+		}
+		s.owe(a)
+	case gap:
+		s.refuse(r, protocol.CodeSeqGap, "producer_seq is ahead of what was stored: send the missing ones first (an unknown producer starts at 1)")
+	case expired:
+		s.refuse(r, protocol.CodeSeqExpired, "producer_seq was stored before the window of recent ones: it is a duplicate; a producer that starts over takes a new producer_id")
+	}
+}
+
+func (s *shard) refuse(r *pubRequest, code protocol.ErrorCode, text string) {
+	s.stats.Refused.Add(1)
+	s.frame = protocol.AppendErr(s.frame[:0], code, protocol.OpPub, text)
+	r.client.Complete(r.req, s.frame)
+	s.touch(r.client)
+}
+
+// refuseBatch answers every request of b with an error; called by whoever holds b.
+func (s *shard) refuseBatch(b *pubBatch, code protocol.ErrorCode, text string) {
+	frame := protocol.AppendErr(nil, code, protocol.OpPub, text)
+	for i := range b.requests {
+		r := &b.requests[i]
+		r.client.Complete(r.req, frame)
+		r.client.Flush()
+		b.release(r)
+	}
+	s.queued.Add(-b.bytes)
+	b.recycle()
+}
+
+func (s *shard) refuseAll() {
+	for s.publishes.len() > 0 {
+		b := *s.publishes.front()
+		for ; s.next < len(b.requests); s.next++ {
+			s.refuse(&b.requests[s.next], protocol.CodeReadOnlyDegraded, *s.failure.Load())
+			b.release(&b.requests[s.next])
+		}
+		s.finishBatch(b)
+	}
+}
+
+// payload returns the key and the value of r. They stay valid until release or recycle.
+func (b *pubBatch) payload(r *pubRequest) (key, value []byte) {
+	if r.owned >= 0 {
+		o := &b.owned[r.owned]
+		return o.key, o.value
+	}
+	mid := r.off + uint32(r.keyLen)
+	return b.data[r.off:mid:mid], b.data[mid : mid+r.valueLen]
+}
+
+// release lets go of memory that was handed over with r.
+func (b *pubBatch) release(r *pubRequest) {
+	if r.owned >= 0 {
+		o := &b.owned[r.owned]
+		o.owner.Release()
+		*o = ownedPub{}
+		r.owned = -1
+	}
+}
+
+// seal submits the gathering round.
+func (s *shard) seal() {
+	s.gathering.round = s.journal.Seal()
+	s.inFlight.push(s.gathering)
+	s.gathering = roundAnswers{}
+	if n := len(s.freeLists); n > 0 {
+		s.gathering.answers = s.freeLists[n-1]
+		s.freeLists = s.freeLists[:n-1]
+	}
+}
+
+// appendFailed tells waiting (the round or the journal is full) from failure.
+func (s *shard) appendFailed(err error) {
+	if errors.Is(err, wal.ErrRoundFull) || errors.Is(err, wal.ErrJournalFull) || errors.Is(err, wal.ErrNoMemory) {
+		if errors.Is(err, wal.ErrJournalFull) {
+			s.store.requestSweep()
+		}
+		return
+	}
+	s.fail(err)
+}
+
+// flushed runs when a round has reached the disk, in round order. The reference to r is the shard's.
+func (s *shard) flushed(r *wal.Round, err error) {
+	owed := *s.inFlight.front()
+	s.inFlight.pop()
+	if err != nil {
+		s.fail(err)
+		s.refuseOwed(&owed)
+		r.Release()
+		return
+	}
+	s.commit(r, &owed)
+}
+
+// commit makes a round visible: on a single node every flushed round is committed. Consumers and the segments get the
+// records before the producers get their answers, so that whoever was answered finds the message.
+func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
+	records := uint64(0)
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		records += uint64(e.Count)
+		if e.Stream.Kind == wal.Messages {
+			s.partitionOf(e.Stream.Topic, e.Stream.Partition).committed = e.Last()
+		}
+	}
+	s.stats.Rounds.Add(1)
+	s.stats.Records.Add(records)
+	s.stats.RoundBytes.Add(uint64(r.Bytes()))
+	s.journal.SetCommitted(r.Number)
+	s.sweepBytes += int64(r.Bytes())
+	if _, capacity := s.journal.Usage(); s.sweepBytes >= capacity/sweepDivisor {
+		s.sweepBytes = 0
+		s.store.requestSweep()
+	}
+	r.Retain()
+	s.eng.coord.CommitRound(s.id, r)
+	s.store.add(r)
+	for i := range owed.answers {
+		s.emit(&owed.answers[i])
+	}
+	s.keep(owed)
+}
+
+func (s *shard) keep(owed *roundAnswers) {
+	clear(owed.answers)
+	if len(s.freeLists) < 4 {
+		s.freeLists = append(s.freeLists, owed.answers[:0])
+	}
+	owed.answers = nil
+}
+
+// emit sends the OKs of a.
+func (s *shard) emit(a *answer) {
+	res := protocol.PubResult{
+		Durability: reached(a.durability), LeaderEpoch: uint64(s.epoch), CommitSeq: uint64(a.part.committed), Flags: a.flags,
+	}
+	for i := uint32(0); i < a.n; i++ {
+		res.Sequence = uint64(a.seq) + uint64(i)
+		s.frame = res.AppendOK(s.frame[:0])
+		a.client.Complete(a.req+uint64(i), s.frame)
+	}
+	s.touch(a.client)
+}
+
+// reached is the durability to report: a flush on a single node is a majority's flush.
+func reached(asked protocol.Durability) protocol.Durability {
+	if asked == protocol.DurabilityTopic {
+		return protocol.DurabilityQuorum
+	}
+	return asked
+}
+
+// touch remembers a client that has answers to flush. Runs of one client are the common case.
+func (s *shard) touch(c coord.Client) {
+	if n := len(s.touched); n > 0 && s.touched[n-1] == c {
+		return
+	}
+	s.touched = append(s.touched, c)
+}
+
+// flushClients wakes each connection that got answers, once.
+func (s *shard) flushClients() {
+	for i, c := range s.touched {
+		c.Flush()
+		s.touched[i] = nil
+	}
+	s.touched = s.touched[:0]
+}
+
+// stop refuses everything from now on; any goroutine may call it. The first reason is kept.
+func (s *shard) stop(err error) bool {
+	text := "the broker's disk failed and it takes no writes until it is restarted: see its log"
+	if !s.failure.CompareAndSwap(nil, &text) {
+		return false
+	}
+	s.eng.failed(err)
+	return true
+}
+
+// fail stops the shard for good: nothing more is acknowledged.
+func (s *shard) fail(err error) {
+	if s.stop(fmt.Errorf("shard %d: %w", s.id, err)) {
+		s.log.Error("the journal failed: no more writes until a restart; check the disk", "err", err)
+	}
+	s.refuseOwed(&s.gathering)
+	for i := range s.inFlight.len() {
+		s.refuseOwed(s.inFlight.at(i))
+	}
+}
+
+func (s *shard) refuseOwed(owed *roundAnswers) {
+	for i := range owed.answers {
+		a := &owed.answers[i]
+		s.frame = protocol.AppendErr(s.frame[:0], protocol.CodeReadOnlyDegraded, protocol.OpPub, *s.failure.Load())
+		for j := uint32(0); j < a.n; j++ {
+			a.client.Complete(a.req+uint64(j), s.frame)
+		}
+		s.touch(a.client)
+	}
+	clear(owed.answers)
+	owed.answers = owed.answers[:0]
+}

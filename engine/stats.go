@@ -1,0 +1,87 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/coord"
+	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// Stats is a picture of the engine at one moment; it belongs to the caller.
+type Stats struct {
+	Uptime time.Duration
+	// Backend is how the disk is reached, "io_uring" or "pread"; Reason says why not io_uring.
+	Backend, Reason string
+	// Failure is what stopped part of the broker, nil while all is well.
+	Failure error
+	// Quarantined are the streams that recovery refused to serve.
+	Quarantined []wal.QuarantineReport
+	Shards      []ShardStats
+	Coord       *coord.Stats
+}
+
+// ShardStats counts what one shard did since the start.
+type ShardStats struct {
+	// Rounds were committed, with Records records in RoundBytes bytes (padding included).
+	Rounds, Records, RoundBytes uint64
+	// Duplicates is how many publishes were recognised as sent before, Refused how many got an error.
+	Duplicates, Refused uint64
+	// QueuedBytes wait for the shard, PendingBytes for their segments; MemoryBytes are in use off the heap. FreeBytes are
+	// left on the file system, -1 before that is known.
+	QueuedBytes, PendingBytes, MemoryBytes, FreeBytes int64
+	// CommitRing and StoreRing count the disk operations of the commit path and of everything behind it.
+	CommitRing, StoreRing ring.Stats
+}
+
+// Stats asks every part of the engine for its figures.
+func (e *Engine) Stats(ctx context.Context) (*Stats, error) {
+	c, err := e.coord.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &Stats{Uptime: e.now(), Failure: e.Err(), Quarantined: e.quarantined, Coord: c}
+	s.Backend, s.Reason = e.Backend()
+	for i, sh := range e.shards {
+		st := ShardStats{
+			Rounds: sh.stats.Rounds.Load(), Records: sh.stats.Records.Load(), RoundBytes: sh.stats.RoundBytes.Load(),
+			Duplicates: sh.stats.Duplicates.Load(), Refused: sh.stats.Refused.Load(),
+			QueuedBytes: sh.queued.Load(), PendingBytes: sh.store.pending.Load(), FreeBytes: sh.store.free.Load(),
+			MemoryBytes: e.pools[i].InUse(),
+		}
+		if r := e.rings[i].Load(); r != nil {
+			st.CommitRing = r.Stats()
+		}
+		if r := sh.store.ring.Load(); r != nil {
+			st.StoreRing = r.Stats()
+		}
+		s.Shards = append(s.Shards, st)
+	}
+	return s, nil
+}
+
+// Backend returns how the disk is reached, "io_uring" or "pread", and for the latter why.
+func (e *Engine) Backend() (name, reason string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.backend, e.reason
+}
+
+// Healthy reports whether the engine serves all that it should, and its state in words. It never blocks.
+func (e *Engine) Healthy() (ok bool, state string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.closed:
+		return false, "closing"
+	case e.failure != nil:
+		return false, fmt.Sprintf("read only: %v", e.failure)
+	case e.coord.Registry().Quarantined():
+		return false, "metadata is quarantined: see data/metadata/quarantine"
+	case len(e.quarantined) > 0:
+		return true, fmt.Sprintf("serving, except %d quarantined partitions", len(e.quarantined))
+	}
+	return true, "serving"
+}

@@ -1,0 +1,206 @@
+package engine
+
+import (
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/mpsc"
+	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// storeKind says what a message to the store's goroutine asks for.
+type storeKind uint8
+
+const (
+	storeAdd storeKind = iota
+	storeRead
+	storeSnapshot
+	storeDrop
+	storeSweep
+	storeClose
+)
+
+type storeMessage struct {
+	kind         storeKind
+	topic        uint16
+	snapshotKind wal.SnapshotKind
+	round        *wal.Round
+	read         *wal.ReadRequest
+	position     uint64
+	epoch        wal.Epoch
+	data         []byte
+}
+
+// storeLoop is the goroutine behind a shard's journal: it owns the segments and a ring of its own, writes committed
+// rounds out, sweeps, checkpoints, and serves cold reads, all off the commit path.
+type storeLoop struct {
+	id    int
+	eng   *Engine
+	log   *slog.Logger
+	inbox *mpsc.Queue[storeMessage]
+	start chan struct{} // closed when recovery is over everywhere
+	done  chan struct{}
+
+	// Read by the shard.
+	pending  atomic.Int64 // bytes committed and not yet written to segments
+	free     atomic.Int64 // bytes free on the file system, -1 if unknown
+	sweepAsk atomic.Bool  // a sweep was asked for and has not begun
+
+	ring    atomic.Pointer[ring.Ring]
+	store   *wal.Store
+	spare   []storeMessage
+	closing bool
+	failed  bool
+}
+
+func newStoreLoop(e *Engine, id int) *storeLoop {
+	l := &storeLoop{id: id, eng: e, log: e.log.With("store", id), start: make(chan struct{}), done: make(chan struct{})}
+	l.free.Store(-1)
+	l.inbox = mpsc.New[storeMessage](func() {
+		if r := l.ring.Load(); r != nil {
+			r.Wake()
+		}
+	})
+	return l
+}
+
+// add hands over a committed round with one reference.
+func (l *storeLoop) add(r *wal.Round) {
+	l.pending.Add(int64(r.Bytes()))
+	if !l.inbox.Push(storeMessage{kind: storeAdd, round: r}) {
+		r.Release()
+	}
+}
+
+func (l *storeLoop) saveDedup(round wal.RoundNumber, data []byte) {
+	l.inbox.Push(storeMessage{kind: storeSnapshot, snapshotKind: wal.SnapshotDedup, position: uint64(round), epoch: l.eng.epoch, data: data})
+}
+
+// requestSweep asks for a sweep because the journal has no room; called by the shard as often as it likes.
+func (l *storeLoop) requestSweep() {
+	if l.sweepAsk.CompareAndSwap(false, true) {
+		l.inbox.Push(storeMessage{kind: storeSweep})
+	}
+}
+
+// waiter lets recovery block on the store's ring.
+type waiter struct{ *ring.Ring }
+
+func (w waiter) WaitOne() error {
+	for {
+		n, err := w.Wait(-1)
+		if n > 0 || err != nil {
+			return err
+		}
+	}
+}
+
+// opened is what recovery of one journal found.
+type opened struct {
+	journal  *wal.Journal
+	recovery *wal.Recovery
+	err      error
+}
+
+// run recovers the journal with its store, reports, waits for the start, and serves until it is closed.
+func (l *storeLoop) run(o wal.OpenOptions, h wal.Handler, report chan<- opened) {
+	runtime.LockOSThread()
+	defer close(l.done)
+	r, err := l.eng.openRing()
+	if err != nil {
+		report <- opened{err: err}
+		return
+	}
+	defer func() {
+		l.ring.Store(nil)
+		if err := r.Close(); err != nil {
+			l.log.Error("closing the store's ring", "err", err)
+		}
+	}()
+	l.ring.Store(r)
+	journal, store, recovery, err := wal.Open(o, waiter{r}, h)
+	if err != nil {
+		report <- opened{err: err}
+		return
+	}
+	l.store = store
+	l.hook()
+	report <- opened{journal: journal, recovery: recovery}
+	<-l.start
+	l.loop(r)
+}
+
+func (l *storeLoop) hook() {
+	sh := l.eng.shards[l.id]
+	l.store.OnWritten(func(n wal.RoundNumber) { l.eng.coord.Written(l.id, n) })
+	l.store.OnDurable(func(n wal.RoundNumber) { sh.inbox.Push(message{kind: msgTrim, round: n}) })
+	l.store.OnSweepStart(func(n wal.RoundNumber) {
+		l.sweepAsk.Store(false)
+		sh.inbox.Push(message{kind: msgSnapshot, round: n})
+	})
+}
+
+func (l *storeLoop) loop(r *ring.Ring) {
+	for {
+		l.take()
+		next := l.store.Step(l.eng.now())
+		l.pending.Store(l.store.PendingBytes())
+		l.free.Store(l.store.FreeBytes())
+		l.check()
+		progress := r.Poll() > 0
+		if l.closing && (l.store.Closed() || l.failed) {
+			return
+		}
+		if progress || !l.inbox.Sleep() {
+			continue
+		}
+		if _, err := r.Wait(l.eng.until(next)); err != nil {
+			l.fail(fmt.Errorf("waiting for the disk: %w", err))
+			time.Sleep(10 * time.Millisecond)
+		}
+		l.inbox.Awake()
+	}
+}
+
+func (l *storeLoop) take() {
+	items := l.inbox.Drain(l.spare)
+	for i := range items {
+		m := &items[i]
+		switch m.kind {
+		case storeAdd:
+			l.store.Add(m.round)
+		case storeRead:
+			l.store.Read(m.read)
+		case storeSnapshot:
+			l.store.SaveSnapshot(m.snapshotKind, m.position, m.epoch, m.data)
+		case storeDrop:
+			l.store.DropTopic(m.topic)
+		case storeSweep:
+			l.store.RequestSweep()
+		case storeClose:
+			l.closing = true
+			l.store.StartClose()
+		}
+	}
+	l.spare = items
+}
+
+// check passes a failure of the store on: what is in the journal is safe, but nothing can be trimmed any more.
+func (l *storeLoop) check() {
+	if err := l.store.Err(); err != nil {
+		l.fail(err)
+	}
+}
+
+func (l *storeLoop) fail(err error) {
+	if l.failed {
+		return
+	}
+	l.failed = true
+	l.log.Error("segments can't be written: nothing more is taken until a restart; check the disk", "err", err)
+	l.eng.shards[l.id].stop(fmt.Errorf("store %d: %w", l.id, err))
+}
