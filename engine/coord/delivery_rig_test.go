@@ -315,6 +315,7 @@ type fakeClient struct {
 	outstanding int
 	owned       []Releaser
 	counting    bool // only count
+	drains      bool // what is outstanding leaves while more is pushed
 	values      int  // pushed without a copy
 }
 
@@ -341,6 +342,9 @@ func (c *fakeClient) Push(frames []byte) {
 	c.bytes += len(frames)
 	if c.stuck {
 		c.outstanding += len(frames)
+	}
+	if c.drains {
+		c.outstanding = 0
 	}
 	if !c.counting {
 		c.in = append(c.in, frames...)

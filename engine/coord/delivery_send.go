@@ -147,7 +147,7 @@ func (d *delivery) answerPull(p *pull, why stop, big *reader) bool {
 func (d *delivery) fill(con *consumer, p *pull, budget *int) (why stop, big *reader) {
 	idle, reading, starved := 0, false, false
 	for con.ready.len() > idle {
-		if con.sub.client.Outstanding()+len(d.outBytes()) > OutboundPause {
+		if d.full(con) {
 			return stopPaused, nil
 		}
 		rd := con.ready.pop()
@@ -286,12 +286,14 @@ func (d *delivery) sendLarge(con *consumer, m *protocol.Msg, src source) {
 	d.c.flushLater(client)
 }
 
-// outBytes returns the frames that have not been pushed yet.
-func (d *delivery) outBytes() []byte {
-	if d.out == nil {
-		return nil
+// full tells whether the consumer's connection has enough to send. What was gathered is pushed before the question is
+// settled: Writable follows only if the connection itself has seen more than OutboundPause.
+func (d *delivery) full(con *consumer) bool {
+	client := con.sub.client
+	if d.out != nil && client.Outstanding()+len(d.out.b) > OutboundPause {
+		d.flushOut(con)
 	}
-	return d.out.b
+	return client.Outstanding() > OutboundPause
 }
 
 // flushOut pushes the frames that were gathered for a consumer.

@@ -342,6 +342,17 @@ func TestDelivery_ReaderThatDoesNotReadIsPausedAndOthersAreNot(t *testing.T) {
 	}
 }
 
+func TestDelivery_ConnectionThatDrainsMeanwhileIsNotPaused(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, s := r.subscribe(rigGroup, true, nil)
+	cl.outstanding, cl.drains = OutboundPause-10, true // Writable never comes: it was never above
+	r.publish(0, values(20)...)
+	cl.want(20)
+	if s.consumer.paused {
+		t.Fatal("the consumer is paused for good")
+	}
+}
+
 func TestDelivery_LargeValuesAreNotCopiedAndKeepTheirRound(t *testing.T) {
 	r := newRig(t, 1, func(o *Options) { o.TailBytes = 1 })
 	cl, _ := r.subscribe(rigGroup, true, nil)
