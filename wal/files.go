@@ -24,9 +24,10 @@ type segment struct {
 	prev, next *segment
 	idle       bool
 
-	// dirty counts the bytes written since the last flush; queued says that the segment is in Store.dirtySegs.
-	dirty  int64
-	queued bool
+	// dirty counts the bytes written and not known to be flushed, sweeping those of them that were complete when the
+	// present sweep began to flush. queued says that the segment is in Store.dirtySegs.
+	dirty, sweeping int64
+	queued          bool
 
 	index   *segIndex // of a full segment, if it is in memory
 	loading []func(*segIndex, error)
@@ -141,6 +142,8 @@ func (s *Store) closeFile(seg *segment) {
 	fd := seg.fd
 	seg.fd = -1
 	s.openFiles--
+	s.dirty -= seg.dirty // of a topic that is deleted
+	seg.dirty, seg.sweeping = 0, 0
 	s.do(ring.Op{Kind: ring.Close, FD: fd}, func(op *ring.Op) {
 		if op.Err != nil {
 			s.log.Warn("closing a file", "path", seg.st.path(seg), "err", op.Err)

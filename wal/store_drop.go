@@ -143,8 +143,6 @@ func (s *Store) closeStream(st *stream) {
 			if seg.idle {
 				s.idle.remove(seg)
 			}
-			s.dirty -= seg.dirty
-			seg.dirty = 0
 			s.closeFile(seg)
 		}
 	}

@@ -194,11 +194,19 @@ func (n *node) append(id StreamID, size int) {
 		case errors.Is(err, ErrRoundFull):
 			n.j.Seal()
 		case errors.Is(err, ErrJournalFull):
+			if n.j.CanSeal() {
+				n.j.Seal()
+			}
 			n.s.RequestSweep()
 		default:
 			n.t.Fatalf("append: %v", err)
 		}
-		if !n.step() {
+		if n.step() {
+			continue
+		}
+		if next := n.s.Step(n.now); next > n.now && next <= n.now+DefaultSlicePause {
+			n.now = next
+		} else if n.d.InFlight() == 0 {
 			n.t.Fatalf("append: %v, and nothing is under way; store: %v", err, n.s.Err())
 		}
 	}

@@ -70,6 +70,7 @@ func (s *Store) syncSweep() {
 	w.files = append(w.files[:0], s.dirtySegs...)
 	for i, seg := range s.dirtySegs {
 		seg.queued = false
+		seg.sweeping = seg.dirty
 		s.dirtySegs[i] = nil
 	}
 	s.dirtySegs = s.dirtySegs[:0]
@@ -123,9 +124,6 @@ func (s *Store) syncFiles() bool {
 		seg := w.files[n]
 		w.files[n] = nil
 		w.files = w.files[:n]
-		if seg.dirty == 0 {
-			continue
-		}
 		s.slice++
 		w.inflight++
 		s.syncFile(seg)
@@ -140,12 +138,13 @@ func (s *Store) syncFile(seg *segment) {
 			s.syncDone(seg, err)
 			return
 		}
-		dirty := seg.dirty
 		s.do(ring.Op{Kind: ring.Sync, FD: seg.fd}, func(op *ring.Op) {
 			if op.Err == nil {
-				seg.dirty -= dirty
-				s.dirty -= dirty
+				// Writes that were still on their way when the flush began are not among these.
+				seg.dirty -= seg.sweeping
+				s.dirty -= seg.sweeping
 			}
+			seg.sweeping = 0
 			err := op.Err
 			s.release(seg)
 			s.syncDone(seg, err)
