@@ -343,11 +343,14 @@ func TestDelivery_ReaderThatDoesNotReadIsPausedAndOthersAreNot(t *testing.T) {
 }
 
 func TestDelivery_ConnectionThatDrainsMeanwhileIsNotPaused(t *testing.T) {
-	r := newRig(t, 1, nil)
-	cl, s := r.subscribe(rigGroup, true, nil)
-	cl.outstanding, cl.drains = OutboundPause-10, true // Writable never comes: it was never above
+	r := newRig(t, 2, nil)
+	cl, s := r.subscribe(rigGroup, true, func(s *subscription) { s.windowCount = 0 })
 	r.publish(0, values(20)...)
-	cl.want(20)
+	r.publish(1, values(20)...)
+	cl.outstanding, cl.drains = OutboundPause-10, true // Writable never comes: it was never above
+	cl.credit(s, protocol.CreditSet, 100, 100_000)
+	r.turn()
+	cl.want(40)
 	if s.consumer.paused {
 		t.Fatal("the consumer is paused for good")
 	}
