@@ -71,9 +71,7 @@ type groupDelivery struct {
 	id, topic uint16
 	opts      ledger.Options
 	readers   []*reader // by partition
-	// Since the broker's start.
-	acked0, dropped0 uint64 // what recovery found
-	exhausted        uint64
+	exhausted uint64    // messages out of attempts, since the broker's start
 }
 
 // newDelivery makes the delivery of a coordinator whose options, log and placement are set.
@@ -125,8 +123,7 @@ func (d *delivery) recovered() error {
 		for _, rd := range g.readers {
 			rd.cur.Committed(sequence(rd.part.last))
 			s := rd.cur.Stats()
-			g.acked0 += s.Acked
-			g.dropped0 += s.Dropped
+			rd.acked0, rd.dropped0 = s.Acked, s.Dropped
 			if s.Last > sequence(rd.part.last) {
 				d.log.Error("a group's cursor is beyond the end of its partition: messages are missing there; what is published from now on is delivered from the cursor on",
 					slog.Int("group", int(g.id)), slog.Int("topic", int(g.topic)), slog.Int("partition", int(rd.part.id)),
@@ -196,6 +193,9 @@ func (d *delivery) groupDeleted(group uint16) {
 	delete(d.groups, group)
 	for _, rd := range g.readers {
 		d.detach(rd, true)
+		acked, dropped := rd.settled()
+		rd.part.acked += acked
+		rd.part.dropped += dropped
 		rd.ledger.book.Forget(rd.cur)
 		rd.part.readers = slices.DeleteFunc(rd.part.readers, func(o *reader) bool { return o == rd })
 	}
@@ -279,7 +279,7 @@ func (d *delivery) detach(rd *reader, graceful bool) {
 	if con == nil {
 		return
 	}
-	if graceful {
+	if graceful || d.c.stopping.Load() {
 		rd.cur.Return()
 	} else {
 		rd.cur.Lost(d.c.now)

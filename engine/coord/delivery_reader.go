@@ -46,6 +46,14 @@ type reader struct {
 
 	reported wal.Sequence // named in a pushed 0x4005
 	sample   sample
+
+	acked0, dropped0 uint64 // what recovery found
+}
+
+// settled returns how many messages were acknowledged and dropped since the broker's start.
+func (rd *reader) settled() (acked, dropped uint64) {
+	s := rd.cur.Stats()
+	return s.Acked - rd.acked0, s.Dropped - rd.dropped0
 }
 
 // hotPlace is where the record of seq begins in memory.

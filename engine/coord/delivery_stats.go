@@ -57,22 +57,19 @@ func (d *delivery) groupStats(g *GroupStats) {
 	if gd == nil {
 		return
 	}
-	var acked, dropped uint64
 	for i, rd := range gd.readers {
 		s := rd.cur.Stats()
 		g.Lag = max(g.Lag, s.Depth)
 		g.InFlight += s.InFlight
 		g.Waiting += s.Unsettled - s.InFlight
 		g.Retries += s.Retried
-		acked += s.Acked
-		dropped += s.Dropped
+		g.Acknowledged += s.Acked - rd.acked0
+		g.Dropped += s.Dropped - rd.dropped0
 		if i < len(g.Parts) {
 			p := &g.Parts[i]
 			p.AckFloor, p.Lag, p.InFlight = uint64(s.Floor), s.Depth, s.InFlight
 		}
 	}
-	g.Acknowledged = acked - gd.acked0
-	g.Dropped = dropped - gd.dropped0
 }
 
 // topicStats implements deliverer.
@@ -85,17 +82,13 @@ func (d *delivery) topicStats(t *TopicStats) {
 		t.Parts[i].FirstSeq, t.Parts[i].LastSeq = uint64(p.first), uint64(p.last)
 		t.Produced += p.produced
 		t.ProducedBytes += p.producedBytes
+		t.Delivered += p.acked
+		t.Dropped += p.dropped
 		for _, rd := range p.readers {
-			s := rd.cur.Stats()
-			t.Parts[i].Depth = max(t.Parts[i].Depth, s.Depth)
-			t.Delivered += s.Acked
-			t.Dropped += s.Dropped
-		}
-	}
-	for _, g := range d.groups {
-		if g.topic == t.ID {
-			t.Delivered -= g.acked0
-			t.Dropped -= g.dropped0
+			acked, dropped := rd.settled()
+			t.Delivered += acked
+			t.Dropped += dropped
+			t.Parts[i].Depth = max(t.Parts[i].Depth, rd.cur.Stats().Depth)
 		}
 	}
 }

@@ -32,6 +32,7 @@ type partition struct {
 	readers     []*reader
 	// Since the broker's start.
 	produced, producedBytes uint64
+	acked, dropped          uint64 // by groups that are deleted
 }
 
 // addTail takes in the messages of a committed round and wakes who waits for them.

@@ -420,6 +420,24 @@ func TestDelivery_LostConnectionIsAFailedAttemptAndLeavingIsNot(t *testing.T) {
 	}
 }
 
+func TestDelivery_ConnectionsLostWhileTheBrokerStopsUseUpNoAttempt(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, s := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(1)...)
+	cl.want(1)
+	r.c.Stopping()
+	s.ended = protocol.CodeUnknownMember
+	r.d.closeSub(s, false)
+	r.turn()
+	if n := len(r.journal.proposals); n != 0 {
+		t.Fatalf("%d records are proposed, want none: nothing has failed", n)
+	}
+	next, _ := r.subscribe(rigGroup, true, nil)
+	if m := next.want(1)[0]; m.Attempt != 1 {
+		t.Fatalf("attempt %d, want 1", m.Attempt)
+	}
+}
+
 func TestDelivery_ExpiredLeaseRedeliversOnceTheFailureIsOnRecord(t *testing.T) {
 	r := newRig(t, 1, func(o *Options) { o.DeliveryLease = 10 * time.Second })
 	cl, _ := r.subscribe(rigGroup, true, nil)
@@ -982,6 +1000,39 @@ func TestDelivery_StatsAddUp(t *testing.T) {
 	if ts.Produced != 10 || ts.ProducedBytes != 70 || ts.Delivered != 3 || ts.Parts[0].LastSeq != 5 || ts.Parts[1].Depth == 0 {
 		t.Fatalf("topic %+v", ts)
 	}
+	r.restart()
+	g, ts = GroupStats{ID: rigGroup}, TopicStats{ID: rigTopic, Parts: make([]PartitionStats, 2)}
+	r.d.groupStats(&g)
+	r.d.topicStats(&ts)
+	if g.Acknowledged != 0 || ts.Delivered != 0 || g.Waiting != 7 || g.InFlight != 0 {
+		t.Fatalf("after a restart: group %+v, topic %+v", g, ts)
+	}
+	next, s := r.subscribe(rigGroup, true, nil)
+	r.commit()
+	r.reads()
+	m := next.take()[0]
+	next.ack(&m, 0)
+	r.turn()
+	r.commit()
+	s.ended = protocol.CodeUnknownMember
+	r.d.closeSub(s, true)
+	r.d.groupDeleted(rigGroup)
+	ts = TopicStats{ID: rigTopic, Parts: make([]PartitionStats, 2)}
+	if r.d.topicStats(&ts); ts.Delivered != 1 {
+		t.Fatalf("after its group was deleted: topic %+v", ts)
+	}
+}
+
+func TestDelivery_LatencyIsSampledOverAMinute(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(1)...)
+	m := cl.want(1)[0]
+	r.commit()
+	cl.ack(&m, 0)
+	r.wallMs += 40
+	r.turn()
+	r.commit()
 	if q := r.d.endToEnd(); q.Count == 0 || q.P50Ms < 39 || q.P50Ms > 42 {
 		t.Fatalf("latency %+v", q)
 	}
