@@ -367,6 +367,10 @@ func placement(topic, partition uint16, journals int) int {
 
 func (e *Engine) shardOf(topic, partition uint16) *shard { return e.shards[e.place(topic, partition)] }
 
+// Stopping tells the engine that the connections are about to be closed because the broker stops: consumers get what was
+// in flight again without a failed attempt. Close follows.
+func (e *Engine) Stopping() { e.coord.Stopping() }
+
 // ClientClosed tells the engine that a connection is gone. Its unanswered requests are still carried out.
 func (e *Engine) ClientClosed(c coord.Client) { e.coord.Closed(c) }
 

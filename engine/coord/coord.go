@@ -99,6 +99,8 @@ type Coordinator struct {
 	epoch  wal.Epoch
 
 	delivery deliverer
+	// stopping: a connection that ends now does so because the broker does.
+	stopping atomic.Bool
 
 	meta      *metadata.State
 	proposals proposals

@@ -95,6 +95,10 @@ func (c *Coordinator) ReadDone(req *wal.ReadRequest) {
 // Closed tells that a connection is gone. Nothing of that client may be submitted afterwards.
 func (c *Coordinator) Closed(client Client) { c.inbox.Push(event{kind: evClosed, client: client}) }
 
+// Stopping tells that the broker is about to close all connections: what is in flight on them returns as after a restart,
+// without using up an attempt. Call it before the first of them is closed. Any goroutine.
+func (c *Coordinator) Stopping() { c.stopping.Store(true) }
+
 // Writable tells that a client's outstanding bytes fell below OutboundPause.
 func (c *Coordinator) Writable(client Client) { c.inbox.Push(event{kind: evWritable, client: client}) }
 
