@@ -4,9 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -29,7 +29,6 @@ type job struct {
 	req     uint64
 	op      protocol.Op
 	seq     uint64 // PUB: producer_seq, echoed as the sequence
-	sum     [sha256.Size]byte
 	payload []byte
 }
 
@@ -40,7 +39,7 @@ type fakeEngine struct {
 	workers sync.WaitGroup
 	// hold, if set, decides what becomes of a request: true keeps it from being answered.
 	hold func(job) bool
-	// sums makes publishes carry the digest of their value to onPub.
+	// onPub, if set, sees every value, possibly on another goroutine.
 	onPub func(value []byte)
 
 	closed     atomic.Int64
@@ -350,18 +349,9 @@ func (p *peer) nextPub(seq uint64) error {
 	}
 	want := answerTo(nil, &job{op: protocol.OpPub, seq: seq})
 	if !bytes.Equal(frame, want) {
-		return &wrongAnswer{seq, frame}
+		return fmt.Errorf("answer to PUB %d is % x", seq, frame)
 	}
 	return nil
-}
-
-type wrongAnswer struct {
-	seq   uint64
-	frame []byte
-}
-
-func (e *wrongAnswer) Error() string {
-	return "answer to PUB " + string(binary.BigEndian.AppendUint64(nil, e.seq)) + " is wrong"
 }
 
 // eventually waits until ok holds.

@@ -3,7 +3,10 @@ package client
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"log/slog"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
@@ -85,29 +88,67 @@ func (c *conn) resume(b []byte) []byte {
 		}
 	}
 	b = c.take(b)
-	if p.buf == nil || len(p.buf.b) < p.total {
-		return b
-	}
-	buf := p.buf
-	*p = partial{}
-	frame := buf.b
-	if !c.frame(protocol.Op(frame[protocol.LengthSize]), frame[protocol.HeaderSize:], buf) {
-		buf.Release()
-	}
+	c.complete()
 	return b
 }
 
 // take moves bytes of b into the incomplete frame's buffer and returns the rest.
 func (c *conn) take(b []byte) []byte {
-	p := &c.part
-	n := p.room(&c.srv.frames, len(b))
+	n := c.room(len(b))
+	if n == 0 {
+		return nil
+	}
+	buf := c.part.buf
+	buf.b = append(buf.b, b[:n]...)
+	return b[n:]
+}
+
+// room is partial.room; where there is none the connection is closed and 0 returned.
+func (c *conn) room(arriving int) int {
+	n := c.part.room(&c.srv.frames, arriving)
 	if n == 0 {
 		c.srv.warn("a connection was closed: the memory for incomplete frames is used up", slog.Int64("limit_bytes", c.srv.opts.PartialBytes))
 		c.refuse(protocol.CodeBackpressure, 0, "the broker's memory for incomplete frames is used up: reconnect later, send smaller messages")
-		return nil
 	}
-	p.buf.b = append(p.buf.b, b[:n]...)
-	return b[n:]
+	return n
+}
+
+// complete handles the incomplete frame if it is none any more.
+func (c *conn) complete() {
+	buf := c.part.buf
+	if buf == nil || len(buf.b) < c.part.total {
+		return
+	}
+	c.part = partial{}
+	if !c.frame(protocol.Op(buf.b[protocol.LengthSize]), buf.b[protocol.HeaderSize:], buf) {
+		buf.Release()
+	}
+}
+
+// readInto continues a large frame straight from the socket into its buffer, which saves a copy. False: the client has
+// closed, or the socket is broken.
+func (c *conn) readInto() bool {
+	p := &c.part
+	for left := turnBytes; left > 0 && p.buf != nil && p.total-len(p.buf.b) >= readIntoMin; {
+		if len(p.buf.b) == cap(p.buf.b) && c.room(1) == 0 {
+			return true
+		}
+		have := len(p.buf.b)
+		n, err := unix.Read(c.fd, p.buf.b[have:min(cap(p.buf.b), p.total)])
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return true
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil || n == 0:
+			return false
+		}
+		p.buf.b = p.buf.b[:have+n]
+		left -= n
+		c.srv.bytesIn.Add(uint64(n))
+		c.complete()
+	}
+	return true
 }
 
 // frame handles one complete frame. payload aliases buf's memory, if there is a buf; true says that buf was handed on.

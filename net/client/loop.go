@@ -151,11 +151,12 @@ func (l *loop) traffic(c *conn, b []byte) gnet.Action {
 	l.srv.bytesIn.Add(uint64(len(b)))
 	c.queued.Store(true) // answers that come meanwhile need no wake-up
 	c.intake(b)
+	alive := c.readInto()
 	if l.submitted {
 		l.flush()
 	}
 	c.queued.Store(false)
-	if !l.settle(c) {
+	if !alive || !l.settle(c) {
 		return gnet.Close
 	}
 	return gnet.None

@@ -89,7 +89,9 @@ const (
 	readBufferBytes = 128 << 10
 	// ownedFrameMin is the frame size from which a PUB that had to be assembled is handed over instead of copied.
 	ownedFrameMin = 64 << 10
-	// turnBytes is how much one connection may write before the loop turns to the next.
+	// readIntoMin is how much of a frame must be missing for it to be read without the loop's buffer between.
+	readIntoMin = 64 << 10
+	// turnBytes is how much one connection may write, or read of large frames, before the loop turns to the next.
 	turnBytes = 512 << 10
 	// maxTick and minTick bound the resolution of the timers.
 	maxTick = 50 * time.Millisecond

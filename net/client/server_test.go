@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -248,7 +247,7 @@ func TestServer_PingIsAllowedBeforeConnect(t *testing.T) {
 	p.expect([]byte{0, 0, 0, 6, 9, 7, 0, 0, 0, 0})
 }
 
-func TestServer_ChecksTokensInConstantNumberOfDigests(t *testing.T) {
+func TestServer_ChecksTokens(t *testing.T) {
 	digests := [][sha256.Size]byte{sha256.Sum256([]byte("one")), sha256.Sum256([]byte("two"))}
 	e := newFakeEngine(1)
 	s := serve(t, e, func(o *Options) { o.TokenDigests = digests })
@@ -637,5 +636,3 @@ func TestNew_ReportsEveryProblem(t *testing.T) {
 		}
 	}
 }
-
-var _ coord.Client = (*conn)(nil)
