@@ -124,18 +124,25 @@ func (c *consumer) frame(f *harness.Frame) error {
 		}
 		return nil
 	case protocol.OpNotice:
-		var n protocol.Notice
-		if err := n.Decode(f.Payload); err != nil {
-			return err
-		}
-		c.out = append(c.out, harness.ConfirmNotice(&n)...)
-		return nil
+		frame, err := confirm(f.Payload, &c.sub)
+		c.out = append(c.out, frame...)
+		return err
 	default:
 		if err := f.Err(); err != nil {
 			return err
 		}
 		return fmt.Errorf("unexpected %v", f.Op)
 	}
+}
+
+// confirm returns the answer to a NOTICE and takes over the epochs that it gives the member.
+func confirm(payload []byte, sub *protocol.SubResult) ([]byte, error) {
+	var n protocol.Notice
+	if err := n.Decode(payload); err != nil {
+		return nil, err
+	}
+	sub.MembershipEpoch, sub.AssignmentEpoch = n.MembershipEpoch, n.AssignmentEpoch
+	return harness.ConfirmNotice(&n), nil
 }
 
 func ackOf(msg *protocol.Msg) protocol.Ack {
@@ -207,16 +214,18 @@ func pull(conn *harness.Conn, sub *protocol.SubResult, check *logCheck) error {
 			last[msg.Partition] = msg
 			continue
 		case protocol.OpNotice:
-			var n protocol.Notice
-			if err := n.Decode(f.Payload); err != nil {
+			frame, err := confirm(f.Payload, sub)
+			if err != nil {
 				return err
 			}
-			if err := conn.Send(harness.ConfirmNotice(&n)); err != nil {
+			if err := conn.Send(frame); err != nil {
 				return err
 			}
 			continue
 		}
-		if err := f.Err(); err != nil {
+		if err := f.Err(); errors.Is(err, protocol.CodeStaleGeneration) {
+			return nil // the NOTICE with the new epochs is behind it or before it: pull again
+		} else if err != nil {
 			return err
 		}
 		var ok protocol.OKFrame

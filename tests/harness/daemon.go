@@ -20,8 +20,8 @@ import (
 const (
 	// DefaultReadyTimeout is how long Start waits for a broker to serve.
 	DefaultReadyTimeout = 30 * time.Second
-	// DefaultStopTimeout is a generous time for a clean shutdown that has much to write.
-	DefaultStopTimeout = 60 * time.Second
+	// DefaultStopTimeout is longer than the time after which mortard itself gives up a clean shutdown.
+	DefaultStopTimeout = 90 * time.Second
 
 	readyPoll    = 2 * time.Millisecond
 	portAttempts = 5
