@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/mortarmq/mortarmq/ring"
 )
 
@@ -163,13 +165,16 @@ func Inspect(path string, visit func(Finding) error) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", path)
 	}
-	return InspectReader(path, f, info.Size(), visit)
+	return (&inspector{path: path, r: f, size: info.Size(), visit: visit, onDisk: true}).run()
 }
 
 // InspectReader is Inspect for size bytes of r. path is used in errors, and where it looks like the path of a file in a
 // data directory the file's own statements are compared with it.
 func InspectReader(path string, r io.ReaderAt, size int64, visit func(Finding) error) error {
-	in := &inspector{path: path, r: r, size: size, visit: visit}
+	return (&inspector{path: path, r: r, size: size, visit: visit}).run()
+}
+
+func (in *inspector) run() error {
 	magic, err := in.at(0, 4)
 	if err != nil {
 		return err
@@ -207,6 +212,8 @@ type inspector struct {
 	r     io.ReaderAt
 	size  int64
 	visit func(Finding) error
+	// onDisk tells that path is a file, so that others stand beside it.
+	onDisk bool
 
 	buf  []byte
 	base int64 // where in the file buf starts
@@ -316,7 +323,50 @@ func (in *inspector) index() error {
 	if err := in.visit(found); err != nil {
 		return err
 	}
-	return in.checkPlace(id, base, indexSuffix)
+	if err := in.checkPlace(id, base, indexSuffix); err != nil || !in.onDisk {
+		return err
+	}
+	return in.checkSums(id, base, x)
+}
+
+// checkSums compares the segment beside an index with the index's sums: bytes that belong elsewhere can be well-formed.
+// Where there is no segment there is nothing to compare.
+func (in *inspector) checkSums(id StreamID, base Sequence, x *segIndex) error {
+	path := strings.TrimSuffix(in.path, indexSuffix) + segmentSuffix
+	f, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	block := make([]byte, indexBlock)
+	var digest xxhash.Digest
+	for i, want := range x.sums {
+		off := int64(i) * indexBlock
+		n := min(indexBlock, x.covered-off)
+		if want == 0 {
+			continue
+		}
+		got, err := f.ReadAt(block[:n], off)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("reading %s: %w", path, err)
+		}
+		if int64(got) < n {
+			err := fmt.Errorf("%s has %d bytes, its index describes %d", path, off+int64(got), x.covered)
+			return in.damage(indexHeaderLen+int64(len(x.entries))*indexEntryLen+int64(i)*8, 0, err)
+		}
+		digest.ResetWithSeed(blockSeed(id, base, off))
+		_, _ = digest.Write(block[:n])
+		if sum := max(digest.Sum64(), 1); sum != want {
+			err := fmt.Errorf("%s has other bytes from %d to %d than its index says: %w", path, off, off+n, &checksumError{want, sum})
+			if err := in.damage(indexHeaderLen+int64(len(x.entries))*indexEntryLen+int64(i)*8, 0, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // checkPlace compares what a file of a partition says about itself with its path, as far as that tells anything.

@@ -309,6 +309,46 @@ func TestInspect_ReadsFilesAndPassesErrorsOn(t *testing.T) {
 	}
 }
 
+func TestInspect_IndexIsComparedWithItsSegment(t *testing.T) {
+	segment := inspectSegment()
+	var b indexBuilder
+	b.start(inspectStream, 7, 0)
+	b.write(segment)
+	b.finish()
+	b.from = segmentHeaderLen
+	idx := make([]byte, indexSize(&b.segIndex))
+	putIndex(idx, inspectStream, 7, &b.segIndex)
+	dir := t.TempDir()
+	path := filepath.Join(dir, "00000000000000000007")
+	inspect := func(segment []byte) (lines []string) {
+		t.Helper()
+		for name, content := range map[string][]byte{path + indexSuffix: idx, path + segmentSuffix: segment} {
+			if err := os.WriteFile(name, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := Inspect(path+indexSuffix, func(f Finding) error {
+			lines = append(lines, strings.ReplaceAll(describe(f), dir, "DIR"))
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lines
+	}
+	wantLines(t, inspect(segment), "index *")
+	other := bytes.Clone(segment)
+	other[5000] ^= 1
+	wantLines(t, inspect(other), "index *", "damage 64+0 DIR/00000000000000000007.mqs has other bytes from 0 to 16384 *")
+	wantLines(t, inspect(segment[:9000]), "index *", "damage 64+0 DIR/00000000000000000007.mqs has 9000 bytes, its index describes 16384")
+	if err := os.Remove(path + segmentSuffix); err != nil {
+		t.Fatal(err)
+	}
+	if err := Inspect(path+indexSuffix, func(Finding) error { return nil }); err != nil {
+		t.Errorf("without a segment: %v", err)
+	}
+}
+
 // A large file is read through a window, and large records are shown whole.
 func TestInspect_LargeRecordsCrossTheWindow(t *testing.T) {
 	b := make([]byte, segmentHeaderLen, 16<<20)

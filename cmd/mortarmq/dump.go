@@ -65,7 +65,7 @@ type dumper struct {
 	out  *bufio.Writer
 
 	files, damaged int
-	// path is the file being printed, quiet that only damage is printed of it.
+	// path is the file being printed; wrong tells that damage was found in it, foreign that it need not be a broker's.
 	path    string
 	wrong   bool
 	foreign bool
@@ -133,7 +133,7 @@ func (d *dumper) finding(f wal.Finding) error {
 	case *wal.SnapshotFound:
 		return d.snapshot(f)
 	case *wal.JournalFound:
-		return d.print(0, "journal", fieldList{}.with("journal", f.Journal, "file", f.Number, "bytes", f.FileBytes))
+		return d.print(0, "journal", fieldList{}.with("journal", f.Journal, "number", f.Number, "bytes", f.FileBytes))
 	case *wal.RoundFound:
 		return d.round(f)
 	case *wal.UnusedFound:
@@ -227,6 +227,9 @@ func (d *dumper) round(f *wal.RoundFound) error {
 }
 
 func (d *dumper) record(f *wal.RecordFound) error {
+	if d.o.check && f.Stream.Kind == wal.Messages {
+		return nil // whole, and its value is the producer's
+	}
 	r := f.Record
 	fields := stream(f.Stream).with("sequence", r.Sequence, "epoch", r.LeaderEpoch, "time", unixMs(r.TimestampMs))
 	if r.ProducerID != 0 || r.ProducerSeq != 0 {
