@@ -13,6 +13,9 @@ const (
 	creditBatchCount = 32
 	creditBatchBytes = 1 << 20
 	creditDelay      = 20 * time.Millisecond
+	// maxUnanswered is how many ACKs and NACKs may wait for the broker's answer before credit is held back. A consumer
+	// is quicker than the broker's disk; unbounded, it would be cut off as one that does not read its answers.
+	maxUnanswered = 16 << 10
 )
 
 // creditAccount counts what the broker may still send, and what finished messages have cost and the broker has not got
@@ -27,6 +30,7 @@ type creditAccount struct {
 	bytes       int
 	timer       *time.Timer
 	armed       bool
+	held        bool // credit waits for answers, see answered
 }
 
 func (a *creditAccount) init(k *Consumer) {
@@ -46,6 +50,7 @@ func (a *creditAccount) init(k *Consumer) {
 func (a *creditAccount) reset() {
 	a.leftCount, a.leftBytes = a.windowCount, a.windowBytes
 	a.count, a.bytes = 0, 0
+	a.held = false
 }
 
 // spend accounts for a message of the given cost. It fails if the broker sends more than it may: the window is what
@@ -72,10 +77,20 @@ func (a *creditAccount) add(bytes int) {
 	}
 }
 
-// flush returns what is owed, unless a whole window of ACKs waits for the broker to accept them: more messages would only
-// make that queue longer.
+// answered continues what flush held back, when enough answers have come.
+func (a *creditAccount) answered() {
+	if a.held && a.k.answers.len() <= maxUnanswered/2 {
+		a.flush()
+	}
+}
+
+// flush returns what is owed, unless a whole window of ACKs waits for the broker to accept them, or very many for their
+// answers: more messages would only make that queue longer.
 func (a *creditAccount) flush() {
 	if a.k.stuck >= a.windowCount {
+		return
+	}
+	if a.held = a.k.answers.len() >= maxUnanswered; a.held {
 		return
 	}
 	for a.count > 0 || a.bytes > 0 {

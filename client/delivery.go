@@ -100,6 +100,7 @@ func (k *Consumer) acknowledged(op protocol.Op, refusal *protocol.Error) error {
 		return fmt.Errorf("client: an answer to %v although none is unanswered", op)
 	}
 	a := k.answers.pop()
+	k.credit.answered()
 	switch {
 	case refusal == nil:
 		a.tell(nil)
