@@ -35,6 +35,8 @@ var (
 	errNoRounds    = errors.New("no round can be read, though rounds were durable")
 	errRoundDiffer = errors.New("the round contradicts the mark file")
 	errClosed      = errors.New("the journal is closed")
+	// errRoundOld is no damage: a recycled file still holds what it was used for before.
+	errRoundOld = errors.New("left over from the file's earlier use")
 )
 
 // lostError is the cause of a CorruptionError where rounds are missing that are known to have been durable.
@@ -301,6 +303,8 @@ func (rc *recoverer) walk() (bad error, err error) {
 // follows returns nil where h continues the chain.
 func (t *tail) follows(h *roundHeader) error {
 	switch {
+	case h.number <= t.number:
+		return fmt.Errorf("%w: round %d is in the place of round %d", errRoundOld, h.number, t.number+1)
 	case h.number != t.number+1:
 		return fmt.Errorf("round %d is in the place of round %d", h.number, t.number+1)
 	case h.prev != t.sum:
@@ -390,7 +394,7 @@ func (rc *recoverer) judge(bad error) error {
 	}
 	rc.result.Last, rc.result.Epoch = t.number, t.epoch
 	rc.result.Created = t.number == 0
-	if t.file != nil && !errors.Is(bad, errRoundMarker) && !errors.Is(bad, errRoundShort) {
+	if t.file != nil && !errors.Is(bad, errRoundMarker) && !errors.Is(bad, errRoundShort) && !errors.Is(bad, errRoundOld) {
 		rc.result.Torn = &CorruptionError{Path: t.file.path, Offset: t.off, Round: t.number + 1, Cause: bad}
 	}
 	return nil
