@@ -231,13 +231,22 @@ func (s *Store) cutActive(st *stream, then func()) {
 		if err != nil {
 			s.log.Warn("the index of a partition's newest segment can't be used", "path", path, "err", err)
 		}
-		s.do(ring.Op{Kind: ring.Remove, Path: st.indexPath(seg.base)}, func(op *ring.Op) {
-			if op.Err != nil && !notExist(op.Err) {
-				s.fail("remove index", st.indexPath(seg.base), op.Err)
-			}
-			s.syncDirLater(st.dir)
-			resize()
-		})
+		s.removeIndex(st, seg.base, resize)
+	})
+}
+
+// removeIndex removes the index file of a segment that goes on otherwise. It is gone for good before the next checkpoint
+// can name the segment.
+func (s *Store) removeIndex(st *stream, base Sequence, then func()) {
+	path := st.indexPath(base)
+	s.do(ring.Op{Kind: ring.Remove, Path: path}, func(op *ring.Op) {
+		if op.Err != nil && !notExist(op.Err) {
+			s.fail("remove index", path, op.Err)
+			s.chained(st)
+			return
+		}
+		s.syncDirLater(st.dir)
+		then()
 	})
 }
 
@@ -326,13 +335,22 @@ func (s *Store) createFile(st *stream, base Sequence) {
 		st.staleActive = false
 		flags = ring.Create
 	}
+	if flags&ring.Exclusive == 0 && st.id.Kind == Messages {
+		// Its index, if there is one, is of what the file was.
+		s.removeIndex(st, base, func() { s.openNew(st, seg, path, flags) })
+		return
+	}
+	s.openNew(st, seg, path, flags)
+}
+
+func (s *Store) openNew(st *stream, seg *segment, path string, flags ring.OpenFlags) {
 	s.chain(st, "create segment", ring.Op{Kind: ring.Open, Path: path, Flags: flags}, func(op *ring.Op) {
 		s.opened(seg, op.FD)
 		begin := func(*ring.Op) {
 			s.syncDirLater(st.dir)
 			st.segs = append(st.segs, seg)
 			st.active, st.off = seg, 0
-			st.index.start(st.id, base, 0)
+			st.index.start(st.id, seg.base, 0)
 			s.release(seg)
 			s.chained(st)
 		}

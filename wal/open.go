@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -59,7 +60,12 @@ type opener struct {
 	h    Handler
 	rec  *Recovery
 
-	table   table
+	table table
+	// found says that there is a table. Then whatever it doesn't name came after it and is in the journal. Without one it
+	// is so if the journal goes back to its first round; otherwise the files must be scanned to know where they end.
+	found   bool
+	scan    bool
+	read    bool // the files were looked at
 	rows    map[StreamID]checkpoint
 	deleted map[uint16]struct{}
 	scanned []scannedStream
@@ -76,24 +82,46 @@ type scannedStream struct {
 func (o *opener) open() (*Journal, error) {
 	s := o.s
 	s.recovering, s.unpaced = true, true
-	for _, step := range []func() error{
-		o.makeLayout, o.readTable, o.readTopics, o.readPartitions, o.readDedup, o.readLedger, o.readMetadata,
-	} {
+	for _, step := range []func() error{o.makeLayout, o.readTable, o.readTopics, o.readDedup} {
 		if err := step(); err != nil {
 			return nil, err
 		}
 	}
-	s.durable = o.table.Point.Round
-	s.added, s.written = o.table.Point, o.table.Point
+	if o.found {
+		if err := o.readFiles(); err != nil {
+			return nil, err
+		}
+	}
 	j, found, err := recoverJournal(o.disk, o.o.Journal, o.table.Point.Round, o.round)
 	if err != nil {
 		return nil, err
 	}
-	if err := o.settle(found); err != nil {
+	if !o.read {
+		// Not one round: the journal is new.
+		o.scan = true
+		err = o.readFiles()
+	}
+	if err == nil {
+		err = o.settle(found)
+	}
+	if err != nil {
 		return nil, errors.Join(err, j.Close(o.disk))
 	}
 	o.rec.Epoch = j.Epoch()
 	return j, nil
+}
+
+// readFiles finds out where every stream's files end.
+func (o *opener) readFiles() error {
+	o.read = true
+	for _, step := range []func() error{o.readPartitions, o.readLedger, o.readMetadata} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	o.s.durable = o.table.Point.Round
+	o.s.added, o.s.written = o.table.Point, o.table.Point
+	return nil
 }
 
 // makeLayout makes the directories, durably.
@@ -167,7 +195,6 @@ func (o *opener) readTable() error {
 		return err
 	}
 	slot := len(b) / 2 &^ (ring.BlockSize - 1)
-	found := false
 	for i := range 2 {
 		t, ok, err := decodeTable(b[i*slot:(i+1)*slot], o.s.o.Journal)
 		var version *VersionError
@@ -177,14 +204,12 @@ func (o *opener) readTable() error {
 		case err != nil:
 			o.s.log.Warn("a slot of the checkpoint table was torn or is damaged; the other one counts",
 				"slot", i, "err", wrapFile(path, nil, err))
-		case ok && t.SlotBytes == slot && (!found || t.Generation > o.table.Generation):
-			o.table, found = t, true
+		case ok && t.SlotBytes == slot && (!o.found || t.Generation > o.table.Generation):
+			o.table, o.found = t, true
 		}
 	}
-	if !found {
-		if !allZero(b) {
-			o.s.log.Error("the checkpoint table can't be read; all segments are scanned", "path", path)
-		}
+	if !o.found {
+		o.s.log.Error("the checkpoint table can't be read; segments are scanned instead", "path", path)
 		return nil
 	}
 	for _, r := range o.table.Rows {
@@ -234,7 +259,7 @@ func (o *opener) readTopics() error {
 // readPartitions finds every partition of the journal and where it is to go on.
 func (o *opener) readPartitions() error {
 	var ids []StreamID
-	for topic := range o.s.topics {
+	for _, topic := range slices.Sorted(maps.Keys(o.s.topics)) {
 		if _, gone := o.deleted[topic]; gone {
 			continue
 		}
@@ -290,6 +315,12 @@ func compareStreams(a, b StreamID) int {
 
 // round takes a round of the journal that may not be in the files.
 func (o *opener) round(r *Round) error {
+	if !o.read {
+		o.scan = r.Number > 1
+		if err := o.readFiles(); err != nil {
+			return err
+		}
+	}
 	if err := o.handOver(r); err != nil {
 		return err
 	}

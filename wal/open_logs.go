@@ -202,6 +202,11 @@ func (o *opener) readLog(l *logState) error {
 	if err := o.listLog(st, cp, listed); err != nil {
 		return err
 	}
+	if !listed && !o.scan {
+		// The journal has all of it.
+		st.forgetFiles()
+		return nil
+	}
 	if listed {
 		st.next, st.wnext = cp.Next, cp.Next
 		st.sealed, st.saved = cp, cp
@@ -236,6 +241,18 @@ func (o *opener) readLog(l *logState) error {
 		o.s.distrust(st)
 	}
 	return nil
+}
+
+// forgetFiles makes all files of a log stale.
+func (st *stream) forgetFiles() {
+	for _, seg := range st.segs {
+		if st.id.Kind == Ledger && seg == st.active {
+			st.staleActive = true
+		} else {
+			st.stale = append(st.stale, seg.base)
+		}
+	}
+	st.segs, st.active = nil, nil
 }
 
 // resumeLog lets the stream go on in its newest file, which c has read to its end or, without a checkpoint, to where it

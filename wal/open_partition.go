@@ -101,8 +101,12 @@ func (p *partition) locate() {
 	case !p.listed && len(p.bases) == 0:
 		p.then(nil)
 		return
-	case !p.listed:
+	case !p.listed && p.o.scan:
 		p.scanAll()
+		return
+	case !p.listed:
+		p.st.stale = p.bases // the journal has all of it
+		p.then(nil)
 		return
 	}
 	i, ok := slices.BinarySearch(p.bases, p.cp.Base)
@@ -184,7 +188,7 @@ func (p *partition) resume(seg *segment, size int64) {
 	st.cut = st.cut || st.indexed
 	st.index.start(st.id, seg.base, off)
 	st.sealed, st.saved = p.cp, p.cp
-	st.readSeg, st.readOff, st.readNext = seg, off, p.cp.Next
+	st.readSeg, st.readOff, st.readNext, st.readFrom = seg, off, p.cp.Next, off
 	p.then(nil)
 }
 
@@ -298,7 +302,7 @@ func (p *partition) end(i int, c *scanner, err error) {
 	st.cut, st.cutAt = true, c.off
 	_, st.indexed = p.index[seg.base]
 	st.index.start(st.id, seg.base, st.off)
-	st.readSeg, st.readOff, st.readNext = seg, c.off, c.next
+	st.readSeg, st.readOff, st.readNext, st.readFrom = seg, c.off, c.next, st.off
 	st.sealed = checkpoint{Next: c.next, Base: seg.base, Offset: uint32(st.off), LastMs: c.lastMs}
 	p.o.s.distrust(st)
 	p.o.scanned = append(p.o.scanned, scannedStream{st, c.next, err})

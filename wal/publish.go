@@ -19,7 +19,7 @@ type publication struct {
 	path string
 	// build returns the contents, part by part; it is called when the publication begins.
 	build func() [][]byte
-	// hint says that the file is redundant: it need not be durable and its failure is only logged.
+	// hint says that the file is redundant: its name need not be durable and its failure is only logged.
 	hint bool
 	// st is the stream that the file belongs to, or nil.
 	st *stream
@@ -158,12 +158,12 @@ func (p *publisher) write(fd int, slab *ring.Slab, parts [][]byte, off int64, fa
 
 // rename flushes the file and gives it its name.
 func (p *publisher) rename(pub *publication, slab *ring.Slab, fd int, fail func(*ring.Op) bool) {
-	var steps []ring.Op
-	if !pub.hint {
-		steps = append(steps, ring.Op{Kind: ring.Sync, FD: fd})
+	// Redundant files are flushed, too: the name could otherwise come to stand for what the file of the other name held
+	// before, which may be well-formed.
+	steps := []ring.Op{
+		{Kind: ring.Sync, FD: fd}, {Kind: ring.Close, FD: fd},
+		{Kind: ring.Rename, Path: pub.path + tmpSuffix, Path2: pub.path},
 	}
-	steps = append(steps, ring.Op{Kind: ring.Close, FD: fd},
-		ring.Op{Kind: ring.Rename, Path: pub.path + tmpSuffix, Path2: pub.path})
 	if !pub.hint {
 		steps = append(steps, ring.Op{Kind: ring.SyncDir, Path: filepath.Dir(pub.path)})
 	}

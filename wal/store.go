@@ -315,6 +315,8 @@ func (s *Store) Step(now time.Duration) (next time.Duration) {
 		s.stepSweep()
 		s.stepDrops()
 		s.publish.step()
+	} else {
+		s.failLoads()
 	}
 	s.stepReads()
 	s.stepClose()

@@ -58,10 +58,16 @@ func (s *Store) loadIndex(seg *segment, then func(*segIndex, error)) {
 		return
 	}
 	seg.loading = append(seg.loading, then)
-	if len(seg.loading) == 1 {
-		l := &indexLoad{s: s, seg: seg, active: seg == st.active}
-		l.open()
+	if len(seg.loading) > 1 {
+		return
 	}
+	l := &indexLoad{s: s, seg: seg, active: seg == st.active}
+	if seg == st.readSeg && seg != st.active {
+		// It was filled just now, and writes to it may still be on their way.
+		st.settling = append(st.settling, l)
+		return
+	}
+	l.open()
 }
 
 // indexLoad brings the index of a segment into memory.
@@ -72,6 +78,17 @@ type indexLoad struct {
 	// start went on.
 	active bool
 	end    int64
+}
+
+// failLoads ends the loads that wait for writes of a store that has failed.
+func (s *Store) failLoads() {
+	for _, st := range s.order {
+		loads := st.settling
+		st.settling = nil
+		for _, l := range loads {
+			l.finish(nil, s.err)
+		}
+	}
 }
 
 // finish lets those who wait go on.
@@ -91,12 +108,12 @@ func (l *indexLoad) open() {
 			l.finish(nil, l.openError(err))
 			return
 		}
-		if l.active && l.seg == l.seg.st.active {
-			l.end = l.seg.st.index.from
+		if l.active {
+			// Filled meanwhile or not: up to here it is as this start found it.
+			l.end = l.seg.st.readFrom
 			l.readFile()
 			return
 		}
-		l.active = false
 		l.s.do(ring.Op{Kind: ring.Stat, FD: l.seg.fd}, func(op *ring.Op) {
 			if op.Err != nil {
 				l.release(nil, fmt.Errorf("%s: %w", l.path(), op.Err))
@@ -157,9 +174,12 @@ func (l *indexLoad) done(x *segIndex, made bool) {
 	if l.active {
 		if seg != seg.st.active {
 			// It was filled meanwhile, and is a full one now.
-			l.active = false
 			s.release(seg)
-			l.open()
+			waiters := seg.loading
+			seg.loading = nil
+			for _, then := range waiters {
+				s.loadIndex(seg, then)
+			}
 			return
 		}
 		seg.st.index.prepend(x)

@@ -60,6 +60,10 @@ type stream struct {
 	readNext Sequence
 	readSeg  *segment
 	readOff  int64
+	// readFrom is where this start went on in the file that was the newest then.
+	readFrom int64
+	// settling are loads of indexes that wait for writes to end.
+	settling []*indexLoad
 
 	// sealed is what the next checkpoint table says, saved what the last one that is durable said.
 	sealed, saved checkpoint

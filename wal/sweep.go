@@ -2,6 +2,7 @@ package wal
 
 import (
 	"path/filepath"
+	"slices"
 
 	"github.com/mortarmq/mortarmq/ring"
 )
@@ -78,6 +79,7 @@ func (s *Store) syncSweep() {
 	for dir := range s.newDirs {
 		w.dirs = append(w.dirs, dir)
 	}
+	slices.Sort(w.dirs)
 	clear(s.newDirs)
 	w.rows = w.rows[:0]
 	for _, st := range s.order {

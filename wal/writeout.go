@@ -168,8 +168,16 @@ func (s *Store) leavePass(st *stream) {
 
 // settle moves what can be read behind the stream's last completed write.
 func (s *Store) settle(st *stream) {
-	if st.inflight == 0 && !st.inPass && st.active != nil {
+	if st.inflight > 0 || st.inPass {
+		return
+	}
+	if st.active != nil {
 		st.readNext, st.readOff, st.readSeg = st.wnext, st.off, st.active
+	}
+	loads := st.settling
+	st.settling = nil
+	for _, l := range loads {
+		l.open()
 	}
 }
 
