@@ -67,7 +67,10 @@ type conn struct {
 	out     outQueue
 }
 
-var _ coord.Client = (*conn)(nil)
+var (
+	_ coord.Client      = (*conn)(nil)
+	_ coord.ValuePusher = (*conn)(nil)
+)
 
 var lastConnID atomic.Uint64
 
@@ -140,6 +143,21 @@ func (c *conn) PushOwned(frames []byte, owner coord.Releaser) {
 	gone := c.closed || c.cut
 	if !gone {
 		c.out.own(frames, owner)
+		c.account()
+	}
+	c.mu.Unlock()
+	if gone {
+		owner.Release()
+	}
+}
+
+// PushValue implements coord.ValuePusher: head is copied and value sent from where it lies, with nothing in between.
+func (c *conn) PushValue(head, value []byte, owner coord.Releaser) {
+	c.mu.Lock()
+	gone := c.closed || c.cut
+	if !gone {
+		c.out.copyIn(head)
+		c.out.own(value, owner)
 		c.account()
 	}
 	c.mu.Unlock()
