@@ -1,6 +1,10 @@
 package wal
 
-import "github.com/mortarmq/mortarmq/ring"
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
 
 // ReadRequest asks a Store for records that are in a partition's segments. Its owner allocates it, fills in the first
 // part, hands it to Store.Read and gets it back, with the results, in Done; in between it belongs to the store.
@@ -52,6 +56,14 @@ type Chunk struct {
 
 // Last returns the sequence of the last record.
 func (c *Chunk) Last() Sequence { return c.First + Sequence(c.Count) - 1 }
+
+// String names the chunk without its contents.
+func (c *Chunk) String() string {
+	if c == nil {
+		return "no records"
+	}
+	return fmt.Sprintf("%v, sequences %d to %d", c.Stream, c.First, c.Last())
+}
 
 // Bytes returns the encoded records back to back; PeekRecord reads them. The slice is off-heap and valid while the
 // caller holds a reference.
