@@ -70,13 +70,20 @@ func TestPush_CopiedAndOwnedBytesKeepTheirOrder(t *testing.T) {
 	for seq := range uint64(pushes) {
 		frame := msgFrame(seq, []int{0, 10, 100, 5000, 20_000, 100_000}[rnd.IntN(6)])
 		want.Write(frame)
-		if rnd.IntN(2) == 0 {
+		switch rnd.IntN(3) {
+		case 0:
 			c.Push(frame)
 			clear(frame) // copied: the caller may reuse it
-		} else {
+		case 1:
 			o := &testOwner{b: frame, total: &releases}
 			owners = append(owners, o)
 			c.PushOwned(frame, o)
+		case 2:
+			split := len(frame) / 3
+			o := &testOwner{b: frame[split:], total: &releases}
+			owners = append(owners, o)
+			c.(coord.ValuePusher).PushValue(frame[:split], frame[split:], o)
+			clear(frame[:split])
 		}
 		if rnd.IntN(10) == 0 {
 			c.Flush()
