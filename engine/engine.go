@@ -19,7 +19,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/coord"
@@ -42,7 +41,6 @@ type Engine struct {
 	pools  []*ring.Pool
 	shards []*shard
 	stores []*storeLoop
-	rings  []atomic.Pointer[ring.Ring] // the shards' rings, for waking them
 	coord  *coord.Coordinator
 
 	stopCoord context.CancelFunc
@@ -81,7 +79,6 @@ func Open(opts Options) (*Engine, error) {
 		Now:                     e.now,
 		WallMs:                  e.wallMs,
 	}, engineLog{e}, engineStore{e}, e.place, layout.Journals)
-	e.rings = make([]atomic.Pointer[ring.Ring], layout.Journals)
 	for i := range layout.Journals {
 		e.pools = append(e.pools, ring.NewPool(opts.MemoryBytes))
 		e.shards = append(e.shards, newShard(e, i))
@@ -97,24 +94,6 @@ func Open(opts Options) (*Engine, error) {
 		return nil, err
 	}
 	return e, nil
-}
-
-func (e *Engine) openRing() (*ring.Ring, error) {
-	backend := ring.Auto
-	switch e.opts.IOBackend {
-	case "uring":
-		backend = ring.Uring
-	case "pread":
-		backend = ring.Pread
-	}
-	r, err := ring.New(ring.Options{Backend: backend, Entries: ringEntries, Logger: e.log})
-	if err != nil {
-		return nil, err
-	}
-	e.mu.Lock()
-	e.backend, e.reason = r.Backend(), r.Reason()
-	e.mu.Unlock()
-	return r, nil
 }
 
 // recovery is the wal.Handler of one journal: it folds what was on disk into the coordinator and the producer windows.
@@ -305,13 +284,13 @@ func await(ctx context.Context, done <-chan struct{}, what string) error {
 // abandon stops the goroutines of an Open that failed.
 func (e *Engine) abandon() {
 	for _, s := range e.shards {
-		if e.rings[s.id].Load() != nil {
+		if s.device.live() {
 			s.inbox.Push(message{kind: msgClose})
 			<-s.done
 		}
 	}
 	for _, l := range e.stores {
-		if l.ring.Load() == nil {
+		if !l.device.live() {
 			continue
 		}
 		select {

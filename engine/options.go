@@ -36,7 +36,9 @@ type Options struct {
 
 	// IOBackend is "auto", "uring" or "pread".
 	IOBackend string
-	Logger    *slog.Logger
+	// OpenDevice opens the disk for each goroutine that uses one; nil means a ring.Ring by IOBackend.
+	OpenDevice func() (Device, error)
+	Logger     *slog.Logger
 }
 
 // DefaultOptions returns the defaults of the specification, for the data directory dir.

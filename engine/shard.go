@@ -12,7 +12,6 @@ import (
 	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/engine/mpsc"
 	"github.com/mortarmq/mortarmq/protocol"
-	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal"
 )
 
@@ -112,9 +111,10 @@ type shard struct {
 	queued  atomic.Int64           // bytes of publishes that wait in the inbox and the backlog
 	failure atomic.Pointer[string] // why nothing more is acknowledged
 	stats   shardStats
+	device  deviceRef
 
 	// The rest is the goroutine's.
-	ring      *ring.Ring
+	disk      Device
 	journal   *wal.Journal
 	dedup     *dedup
 	topics    [][]*partition // by topic id, by partition
@@ -149,14 +149,8 @@ type shardStats struct {
 
 func newShard(e *Engine, id int) *shard {
 	s := &shard{id: id, eng: e, log: e.log.With("shard", id), done: make(chan struct{}), dedup: newDedup(dedupMaxBytes)}
-	s.inbox = mpsc.New[message](s.wake)
+	s.inbox = mpsc.New[message](s.device.wake)
 	return s
-}
-
-func (s *shard) wake() {
-	if r := s.eng.rings[s.id].Load(); r != nil {
-		r.Wake()
-	}
 }
 
 // admit says whether a publish may queue: called by event loops.
@@ -193,19 +187,19 @@ func (s *shard) partitionOf(topic, index uint16) *partition {
 func (s *shard) run(ready chan<- error) {
 	runtime.LockOSThread()
 	defer close(s.done)
-	r, err := s.eng.openRing()
+	d, err := s.eng.openDevice()
 	if err != nil {
 		ready <- fmt.Errorf("shard %d: %w", s.id, err)
 		return
 	}
-	s.ring = r
-	s.eng.rings[s.id].Store(r)
-	s.journal.SetDisk(r)
+	s.disk = d
+	s.device.set(d)
+	s.journal.SetDisk(d)
 	s.journal.OnFlushed(s.flushed)
 	ready <- nil
 	s.loop()
-	s.eng.rings[s.id].Store(nil)
-	if err := r.Close(); err != nil {
+	s.device.clear()
+	if err := d.Close(); err != nil {
 		s.log.Error("closing the shard's ring", "err", err)
 	}
 }
@@ -218,7 +212,7 @@ func (s *shard) loop() {
 			s.seal()
 		}
 		next := s.journal.Step(s.eng.now())
-		progress := s.ring.Poll() > 0
+		progress := s.disk.Poll() > 0
 		s.flushClients()
 		if progress {
 			continue
@@ -230,7 +224,7 @@ func (s *shard) loop() {
 		if !s.inbox.Sleep() {
 			continue
 		}
-		if _, err := s.ring.Wait(s.timeout(next)); err != nil {
+		if _, err := s.disk.Wait(s.timeout(next)); err != nil {
 			s.fail(fmt.Errorf("waiting for the disk: %w", err))
 		}
 		s.inbox.Awake()

@@ -50,12 +50,7 @@ func (e *Engine) Stats(ctx context.Context) (*Stats, error) {
 			Duplicates: sh.stats.Duplicates.Load(), Refused: sh.stats.Refused.Load(),
 			QueuedBytes: sh.queued.Load(), PendingBytes: sh.store.pending.Load(), FreeBytes: sh.store.free.Load(),
 			MemoryBytes: e.pools[i].InUse(),
-		}
-		if r := e.rings[i].Load(); r != nil {
-			st.CommitRing = r.Stats()
-		}
-		if r := sh.store.ring.Load(); r != nil {
-			st.StoreRing = r.Stats()
+			CommitRing:  sh.device.stats(), StoreRing: sh.store.device.stats(),
 		}
 		s.Shards = append(s.Shards, st)
 	}

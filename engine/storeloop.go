@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/mpsc"
-	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal"
 )
 
@@ -50,7 +49,7 @@ type storeLoop struct {
 	free     atomic.Int64 // bytes free on the file system, -1 if unknown
 	sweepAsk atomic.Bool  // a sweep was asked for and has not begun
 
-	ring    atomic.Pointer[ring.Ring]
+	device  deviceRef
 	store   *wal.Store
 	spare   []storeMessage
 	closing bool
@@ -60,11 +59,7 @@ type storeLoop struct {
 func newStoreLoop(e *Engine, id int) *storeLoop {
 	l := &storeLoop{id: id, eng: e, log: e.log.With("store", id), start: make(chan struct{}), done: make(chan struct{})}
 	l.free.Store(-1)
-	l.inbox = mpsc.New[storeMessage](func() {
-		if r := l.ring.Load(); r != nil {
-			r.Wake()
-		}
-	})
+	l.inbox = mpsc.New[storeMessage](l.device.wake)
 	return l
 }
 
@@ -87,18 +82,6 @@ func (l *storeLoop) requestSweep() {
 	}
 }
 
-// waiter lets recovery block on the store's ring.
-type waiter struct{ *ring.Ring }
-
-func (w waiter) WaitOne() error {
-	for {
-		n, err := w.Wait(-1)
-		if n > 0 || err != nil {
-			return err
-		}
-	}
-}
-
 // opened is what recovery of one journal found.
 type opened struct {
 	journal  *wal.Journal
@@ -110,19 +93,19 @@ type opened struct {
 func (l *storeLoop) run(o wal.OpenOptions, h wal.Handler, report chan<- opened) {
 	runtime.LockOSThread()
 	defer close(l.done)
-	r, err := l.eng.openRing()
+	d, err := l.eng.openDevice()
 	if err != nil {
 		report <- opened{err: err}
 		return
 	}
 	defer func() {
-		l.ring.Store(nil)
-		if err := r.Close(); err != nil {
+		l.device.clear()
+		if err := d.Close(); err != nil {
 			l.log.Error("closing the store's ring", "err", err)
 		}
 	}()
-	l.ring.Store(r)
-	journal, store, recovery, err := wal.Open(o, waiter{r}, h)
+	l.device.set(d)
+	journal, store, recovery, err := wal.Open(o, waiter{d}, h)
 	if err != nil {
 		report <- opened{err: err}
 		return
@@ -131,7 +114,7 @@ func (l *storeLoop) run(o wal.OpenOptions, h wal.Handler, report chan<- opened) 
 	l.hook()
 	report <- opened{journal: journal, recovery: recovery}
 	<-l.start
-	l.loop(r)
+	l.loop(d)
 }
 
 func (l *storeLoop) hook() {
@@ -144,21 +127,21 @@ func (l *storeLoop) hook() {
 	})
 }
 
-func (l *storeLoop) loop(r *ring.Ring) {
+func (l *storeLoop) loop(d Device) {
 	for {
 		l.take()
 		next := l.store.Step(l.eng.now())
 		l.pending.Store(l.store.PendingBytes())
 		l.free.Store(l.store.FreeBytes())
 		l.check()
-		progress := r.Poll() > 0
+		progress := d.Poll() > 0
 		if l.closing && (l.store.Closed() || l.failed) {
 			return
 		}
 		if progress || !l.inbox.Sleep() {
 			continue
 		}
-		if _, err := r.Wait(l.eng.until(next)); err != nil {
+		if _, err := d.Wait(l.eng.until(next)); err != nil {
 			l.fail(fmt.Errorf("waiting for the disk: %w", err))
 			time.Sleep(10 * time.Millisecond)
 		}
