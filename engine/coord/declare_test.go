@@ -154,6 +154,11 @@ func TestLogFailed_AnswersEverybodyWhoWaits(t *testing.T) {
 	}
 	b.want("later", b.do(c, declare("v", 1, 0)), "ERR 0x2003")
 	b.want("lookup", b.do(c, declare("t", 1, protocol.DeclareFlagLookup)), "OK DECLARE id=1")
+	b.want("delivery", b.d.take(), "failed 0x6002")
+	b.want("ACK", b.do(c, (&protocol.Ack{}).AppendFrame(nil)), "ERR 0x6002")
+	b.want("NACK", b.do(c, (&protocol.Nack{}).AppendFrame(nil)), "ERR 0x6002")
+	b.do(c, (&protocol.Pull{}).AppendFrame(nil))
+	b.want("PULL goes on", b.d.take(), "request PULL")
 }
 
 func TestMetadata_BadRecordQuarantinesInsteadOfGuessing(t *testing.T) {

@@ -22,13 +22,6 @@ const (
 	pushBytes = 4 << 10
 )
 
-// ValuePusher is implemented by a Client that can send a frame in two pieces without copying the second.
-type ValuePusher interface {
-	// PushValue queues one frame: head, which is copied, and value, which stays valid until owner.Release is called, once.
-	// Nothing comes between the two.
-	PushValue(head, value []byte, owner Releaser)
-}
-
 // sendBuffer is the memory of frames on their way out.
 type sendBuffer struct{ b []byte }
 
@@ -270,19 +263,13 @@ func (d *delivery) deliver(con *consumer, rd *reader, seq ledger.Sequence, attem
 	d.out.b = m.AppendFrame(d.out.b)
 }
 
-// sendLarge sends a message without copying its value, if the connection can do that.
+// sendLarge sends a message without copying its value.
 func (d *delivery) sendLarge(con *consumer, m *protocol.Msg, src source) {
 	d.flushOut(con)
 	client := con.sub.client
-	if v, ok := client.(ValuePusher); ok {
-		d.head = m.AppendHeader(d.head[:0], len(m.Value))
-		src.Retain()
-		v.PushValue(d.head, m.Value, src)
-		d.c.flushLater(client)
-		return
-	}
-	buf := &sendBuffer{b: m.AppendFrame(make([]byte, 0, protocol.MsgFrameLen(len(m.Key), len(m.Value))))}
-	client.PushOwned(buf.b, buf)
+	d.head = m.AppendHeader(d.head[:0], len(m.Value))
+	src.Retain()
+	client.PushValue(d.head, m.Value, src)
 	d.c.flushLater(client)
 }
 

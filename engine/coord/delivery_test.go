@@ -379,19 +379,6 @@ func TestDelivery_LargeValuesAreNotCopiedAndKeepTheirRound(t *testing.T) {
 	}
 }
 
-// withoutValuePusher hides PushValue.
-type withoutValuePusher struct{ Client }
-
-func TestDelivery_LargeValuesAreCopiedForOtherConnections(t *testing.T) {
-	r := newRig(t, 1, nil)
-	cl, s := r.subscribe(rigGroup, true, nil)
-	s.client = withoutValuePusher{cl}
-	r.publish(0, bytes.Repeat([]byte("x"), ZeroCopyMin))
-	if m := cl.want(1)[0]; cl.values != 0 || len(m.Value) != ZeroCopyMin {
-		t.Fatalf("%d bytes came, %d values without a copy", len(m.Value), cl.values)
-	}
-}
-
 func TestDelivery_LostConnectionIsAFailedAttemptAndLeavingIsNot(t *testing.T) {
 	for _, graceful := range []bool{false, true} {
 		r := newRig(t, 1, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
@@ -73,12 +74,22 @@ func refuse(b *Batch, code protocol.ErrorCode, text string) {
 	PutBatch(b)
 }
 
-// CommitRound hands over a committed round of a journal, with one reference. Rounds of a journal come in order.
+// CommitRound hands over a committed round of a journal, with one reference. Rounds of a journal come in order. A
+// round that nobody waits for is only queued, and Nudge has to follow within a few milliseconds: waking another thread
+// for every round would cost publishers more than it is worth.
 func (c *Coordinator) CommitRound(journal int, r *wal.Round) {
-	if !c.inbox.Push(event{kind: evRound, journal: journal, round: r}) {
+	ev := event{kind: evRound, journal: journal, round: r}
+	push := c.inbox.PushQuietly
+	if c.watching.Load() || slices.ContainsFunc(r.Entries, func(e wal.Entry) bool { return e.Stream.Kind != wal.Messages }) {
+		push = c.inbox.Push
+	}
+	if !push(ev) {
 		r.Release()
 	}
 }
+
+// Nudge has the coordinator look at the rounds that it was not told of.
+func (c *Coordinator) Nudge() { c.inbox.Nudge() }
 
 // Written tells that a journal's rounds up to n are in their segments.
 func (c *Coordinator) Written(journal int, n wal.RoundNumber) {
@@ -183,7 +194,13 @@ func (c *Coordinator) request(r *Request, payload []byte) {
 		c.handleHeartbeat(r, payload)
 	case protocol.OpControlAck:
 		c.handleControlAck(r, payload)
-	case protocol.OpPull, protocol.OpAck, protocol.OpNack, protocol.OpCredit:
+	case protocol.OpAck, protocol.OpNack:
+		if c.logFailed != "" {
+			c.answerErr(r.Client, r.Req, r.Op, protocol.CodeReadOnlyDegraded, journalFailed)
+			return
+		}
+		c.delivery.request(r, payload)
+	case protocol.OpPull, protocol.OpCredit:
 		c.delivery.request(r, payload)
 	case protocol.OpConnect, protocol.OpPub, protocol.OpPing, protocol.OpErr, protocol.OpOK, protocol.OpMsg, protocol.OpNotice:
 		c.misrouted(r)

@@ -53,13 +53,16 @@ func (c *Coordinator) servable() error {
 	return nil
 }
 
+// journalFailed is what clients are told whose request would need the journal.
+const journalFailed = "the broker's journal has failed: repair the disk and restart the broker"
+
 // writable says whether metadata may be changed.
 func (c *Coordinator) writable() error {
 	if err := c.servable(); err != nil {
 		return err
 	}
 	if c.logFailed != "" {
-		return fmt.Errorf("the broker's journal has failed: repair the disk and restart the broker: %w", protocol.CodeMetadataReadOnly)
+		return fmt.Errorf("%s: %w", journalFailed, protocol.CodeMetadataReadOnly)
 	}
 	return nil
 }
@@ -132,6 +135,7 @@ func (c *Coordinator) logHasFailed(reason string) {
 	}
 	c.logFailed = reason
 	c.refuseProposals(c.writable())
+	c.delivery.failed(protocol.CodeReadOnlyDegraded, journalFailed)
 }
 
 func (c *Coordinator) refuseProposals(err error) {

@@ -57,9 +57,13 @@ func (c *stubClient) Push(frames []byte) {
 }
 
 func (c *stubClient) PushOwned(frames []byte, owner Releaser) { c.Push(frames); owner.Release() }
-func (c *stubClient) Flush()                                  { c.flushes++ }
-func (c *stubClient) Outstanding() int                        { return 0 }
-func (c *stubClient) Pulls() *atomic.Int32                    { return &c.pulls }
+func (c *stubClient) PushValue(head, value []byte, owner Releaser) {
+	c.Push(append(head[:len(head):len(head)], value...))
+	owner.Release()
+}
+func (c *stubClient) Flush()               { c.flushes++ }
+func (c *stubClient) Outstanding() int     { return 0 }
+func (c *stubClient) Pulls() *atomic.Int32 { return &c.pulls }
 func (c *stubClient) Shut(code protocol.ErrorCode, _ protocol.Op, text string) {
 	c.shut, c.shutMsg = code, text
 }
@@ -162,10 +166,13 @@ func (d *stubDelivery) disown(g, t, p uint16, e uint64, graceful bool) {
 func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 	d.say("group+ g%d t%d policy=%d", g, t, p)
 }
-func (d *stubDelivery) groupDeleted(g uint16)                 { d.say("group- g%d", g) }
-func (d *stubDelivery) topicDeleted(t uint16)                 { d.say("topic- t%d", t) }
-func (d *stubDelivery) request(r *Request, _ []byte)          { d.say("request %v", r.Op) }
-func (d *stubDelivery) round(j int, r *wal.Round)             {}
+func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
+func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
+func (d *stubDelivery) request(r *Request, _ []byte) { d.say("request %v", r.Op) }
+func (d *stubDelivery) round(j int, r *wal.Round)    {}
+func (d *stubDelivery) failed(code protocol.ErrorCode, _ string) {
+	d.say("failed 0x%04X", uint16(code))
+}
 func (d *stubDelivery) written(j int, n wal.RoundNumber)      { d.say("written %d %d", j, n) }
 func (d *stubDelivery) readDone(*wal.ReadRequest)             { d.say("read") }
 func (d *stubDelivery) writable(c Client)                     { d.say("writable %d", c.ID()) }

@@ -78,6 +78,9 @@ type deliverer interface {
 	// round takes a committed round: message entries feed the tail and wake consumers, ledger entries are folded. The
 	// reference is the caller's: whoever keeps the round retains it.
 	round(journal int, r *wal.Round)
+	// failed tells that the journals take nothing any more. Whoever waits for a commit is answered with the code and the
+	// text (empty: the code's own); so is every ACK and NACK from then on, which the coordinator sees to.
+	failed(code protocol.ErrorCode, text string)
 	// written tells that rounds up to n are in segments.
 	written(journal int, n wal.RoundNumber)
 	// readDone brings back a read; the request was the deliverer's.

@@ -23,6 +23,9 @@ type Client interface {
 	// PushOwned is Push without the copy: frames stay valid until owner.Release is called, once, when the bytes have
 	// left or the connection is gone.
 	PushOwned(frames []byte, owner Releaser)
+	// PushValue queues one frame in two pieces with nothing between them: head, which is copied, and value, which stays
+	// valid until owner.Release is called, once.
+	PushValue(head, value []byte, owner Releaser)
 	// Flush hands what was queued to the socket. Call it once per batch, not per frame.
 	Flush()
 	// Outstanding is the number of pushed bytes that the socket has not taken yet. Above OutboundPause the pusher

@@ -67,10 +67,7 @@ type conn struct {
 	out     outQueue
 }
 
-var (
-	_ coord.Client      = (*conn)(nil)
-	_ coord.ValuePusher = (*conn)(nil)
-)
+var _ coord.Client = (*conn)(nil)
 
 var lastConnID atomic.Uint64
 
@@ -151,7 +148,7 @@ func (c *conn) PushOwned(frames []byte, owner coord.Releaser) {
 	}
 }
 
-// PushValue implements coord.ValuePusher: head is copied and value sent from where it lies, with nothing in between.
+// PushValue implements coord.Client: head is copied and value sent from where it lies, with nothing in between.
 func (c *conn) PushValue(head, value []byte, owner coord.Releaser) {
 	c.mu.Lock()
 	gone := c.closed || c.cut

@@ -82,7 +82,7 @@ func TestPush_CopiedAndOwnedBytesKeepTheirOrder(t *testing.T) {
 			split := len(frame) / 3
 			o := &testOwner{b: frame[split:], total: &releases}
 			owners = append(owners, o)
-			c.(coord.ValuePusher).PushValue(frame[:split], frame[split:], o)
+			c.PushValue(frame[:split], frame[split:], o)
 			clear(frame[:split])
 		}
 		if rnd.IntN(10) == 0 {
