@@ -51,6 +51,9 @@ const (
 	maxStorePending = 64 << 20
 	// sweepDivisor: a sweep is asked for when that part of the journal was written since the last one.
 	sweepDivisor = 4
+	// nudgeAfter and nudgeBytes bound how long and how much is handed over without a wake-up.
+	nudgeAfter = 5 * time.Millisecond
+	nudgeBytes = 1 << 20
 )
 
 var proposals = sync.Pool{New: func() any { return new(proposal) }}
@@ -124,6 +127,9 @@ type shard struct {
 	closing   bool
 	// sweepBytes were committed since a sweep was last asked for.
 	sweepBytes int64
+	// quietBytes were handed over without a wake-up; at nudgeAt, if it is not 0, the wake-up is due.
+	quietBytes int
+	nudgeAt    time.Duration
 
 	publishes fifo[*pubBatch] // backlog
 	next      int             // the request of the first batch to take next
@@ -211,13 +217,22 @@ func (s *shard) loop() {
 		if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
 			s.seal()
 		}
-		next := s.journal.Step(s.eng.now())
+		now := s.eng.now()
+		next := s.journal.Step(now)
+		if s.nudgeAt != 0 {
+			if now >= s.nudgeAt {
+				s.nudge()
+			} else {
+				next = min(next, s.nudgeAt)
+			}
+		}
 		progress := s.disk.Poll() > 0
 		s.flushClients()
 		if progress {
 			continue
 		}
 		if s.closing && s.idle() {
+			s.nudge()
 			s.snapshot(s.journal.NextRound() - 1) // of the last round: nothing is in flight
 			return
 		}
@@ -543,8 +558,8 @@ func (s *shard) flushed(r *wal.Round, err error) {
 	s.commit(r, &owed)
 }
 
-// commit makes a round visible: on a single node every flushed round is committed. Consumers and the segments get the
-// records before the producers get their answers, so that whoever was answered finds the message.
+// commit makes a round visible: on a single node every flushed round is committed. The producers get their answers
+// first, then consumers and segments the records.
 func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
 	records := uint64(0)
 	for i := range r.Entries {
@@ -563,13 +578,34 @@ func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
 		s.sweepBytes = 0
 		s.store.requestSweep()
 	}
-	r.Retain()
-	s.eng.coord.CommitRound(s.id, r)
-	s.store.add(r)
 	for i := range owed.answers {
 		s.emit(&owed.answers[i])
 	}
 	s.keep(owed)
+	s.flushClients()
+	s.handOver(r)
+}
+
+// handOver gives a committed round to the coordinator and to the store. Both are other threads, and waking one costs
+// more than encoding a small round, so they are woken for what cannot wait: the coordinator where somebody waits for
+// messages or for a record of its own, the store for every nudgeBytes. The rest is told by nudge.
+func (s *shard) handOver(r *wal.Round) {
+	r.Retain()
+	s.eng.coord.CommitRound(s.id, r)
+	s.quietBytes += r.Bytes()
+	s.store.add(r)
+	if s.quietBytes >= nudgeBytes {
+		s.nudge()
+	} else if s.nudgeAt == 0 {
+		s.nudgeAt = s.eng.now() + nudgeAfter
+	}
+}
+
+// nudge wakes the coordinator and the store for the rounds that were handed over quietly.
+func (s *shard) nudge() {
+	s.quietBytes, s.nudgeAt = 0, 0
+	s.eng.coord.Nudge()
+	s.store.inbox.Nudge()
 }
 
 func (s *shard) keep(owed *roundAnswers) {

@@ -63,10 +63,10 @@ func newStoreLoop(e *Engine, id int) *storeLoop {
 	return l
 }
 
-// add hands over a committed round with one reference.
+// add hands over a committed round with one reference. The store is not woken: see shard.handOver.
 func (l *storeLoop) add(r *wal.Round) {
 	l.pending.Add(int64(r.Bytes()))
-	if !l.inbox.Push(storeMessage{kind: storeAdd, round: r}) {
+	if !l.inbox.PushQuietly(storeMessage{kind: storeAdd, round: r}) {
 		r.Release()
 	}
 }

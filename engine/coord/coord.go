@@ -85,6 +85,8 @@ type Coordinator struct {
 	logger    *slog.Logger
 
 	registry atomic.Pointer[Registry]
+	// watching: there are subscriptions, so new messages matter at once.
+	watching atomic.Bool
 
 	inbox *mpsc.Queue[event]
 	spare []event
@@ -206,6 +208,7 @@ func (c *Coordinator) turn() (next time.Duration, due bool) {
 		next, due = at, true
 	}
 	c.flush()
+	c.watching.Store(len(c.byHandle) > 0)
 	return next, due
 }
 

@@ -39,6 +39,30 @@ func (q *Queue[T]) Push(v T) bool {
 	return true
 }
 
+// PushQuietly is Push that lets the consumer sleep on: for what can wait until something else wakes it, or Nudge does.
+func (q *Queue[T]) PushQuietly(v T) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	q.items = append(q.items, v)
+	return true
+}
+
+// Nudge wakes the consumer if it sleeps although something is queued.
+func (q *Queue[T]) Nudge() {
+	q.mu.Lock()
+	wake := q.sleeping && len(q.items) > 0
+	if wake {
+		q.sleeping = false
+	}
+	q.mu.Unlock()
+	if wake {
+		q.wake()
+	}
+}
+
 // Drain takes everything queued and gives back spare, emptied, as the next buffer (pass the slice that the previous
 // Drain returned once its items were handled; it is cleared here so that it keeps nothing alive).
 func (q *Queue[T]) Drain(spare []T) []T {

@@ -85,6 +85,35 @@ func TestQueue_WakesOnlyASleeper(t *testing.T) {
 	}
 }
 
+func TestQueue_QuietPushesWakeOnNudge(t *testing.T) {
+	wakes := 0
+	q := New[int](func() { wakes++ })
+	if !q.Sleep() {
+		t.Fatal("an empty queue lets its consumer sleep")
+	}
+	q.Nudge()
+	q.PushQuietly(1)
+	if wakes != 0 {
+		t.Error("the consumer was woken for nothing that it must see now")
+	}
+	q.Nudge()
+	q.Nudge()
+	if wakes != 1 {
+		t.Errorf("%d wake-ups, want 1", wakes)
+	}
+	if got := q.Drain(nil); len(got) != 1 {
+		t.Errorf("%v queued", got)
+	}
+	q.PushQuietly(2)
+	if q.Sleep() {
+		t.Error("the consumer may not sleep over a quiet push that came before")
+	}
+	q.Close()
+	if q.PushQuietly(3) {
+		t.Error("a closed queue took an item")
+	}
+}
+
 func TestQueue_SteadyStateDoesNotAllocate(t *testing.T) {
 	q := New[int](func() {})
 	var spare []int
