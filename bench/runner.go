@@ -144,15 +144,18 @@ func (r *runner) withBroker(ctx context.Context, s *Sample, fn func(*harness.Dae
 		return nil // fn killed it
 	default:
 	}
+	u, err := d.Usage()
+	if err != nil {
+		return err
+	}
+	s.PeakRSSBytes = u.PeakRSS
 	began := now()
 	if err := d.Stop(harness.DefaultStopTimeout); err != nil {
 		return err
 	}
 	s.DrainSeconds = float64(now()-began) / 1e9
-	u := d.ExitUsage()
-	s.PeakRSSBytes = u.PeakRSS
 	if s.Messages > 0 {
-		s.CPUSecondsPerMillion = (u.CPU() - s.cpuAtStart).Seconds() / float64(s.Messages) * 1e6
+		s.CPUSecondsPerMillion = (d.ExitCPU() - s.cpuAtStart).Seconds() / float64(s.Messages) * 1e6
 		s.SustainedMsgsPerSec = float64(s.Messages) / (s.Seconds + s.DrainSeconds)
 	}
 	return nil

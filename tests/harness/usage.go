@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"syscall"
 	"time"
 )
 
@@ -28,19 +27,15 @@ const clockTick = time.Second / 100
 // Usage reads the process's CPU time and memory from /proc.
 func (d *Daemon) Usage() (Usage, error) { return ReadUsage(d.PID()) }
 
-// ExitUsage returns what the process had consumed when it ended: the CPU time exactly, memory as the peak. It is zero
-// before the process has ended.
-func (d *Daemon) ExitUsage() Usage {
+// ExitCPU returns the CPU time that the process had used when it ended, exactly; 0 before that. (The peak memory that the
+// kernel reports then is no use: it counts what this process had before exec.)
+func (d *Daemon) ExitCPU() time.Duration {
 	select {
 	case <-d.exited:
+		return d.cmd.ProcessState.UserTime() + d.cmd.ProcessState.SystemTime()
 	default:
-		return Usage{}
+		return 0
 	}
-	u := Usage{User: d.cmd.ProcessState.UserTime(), System: d.cmd.ProcessState.SystemTime()}
-	if r, ok := d.cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-		u.PeakRSS = int64(r.Maxrss) << 10
-	}
-	return u
 }
 
 // ReadUsage reads CPU time and memory of a process from /proc (proc(5): stat fields 14 and 15, VmRSS and VmHWM of
