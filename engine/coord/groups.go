@@ -2,6 +2,7 @@ package coord
 
 import (
 	"container/heap"
+	"maps"
 	"slices"
 	"time"
 
@@ -31,6 +32,8 @@ type groupHosts struct {
 	// creating holds the SUBs that wait for their group to be created; the key is there as long as the proposal is in
 	// flight.
 	creating map[groupKey][]*subscription
+	// starting holds, by group, the SUBs that wait until it is on record where the group starts.
+	starting map[uint16][]*subscription
 	fx       []group.Effects // free effect lists
 }
 
@@ -40,7 +43,8 @@ type groupKey struct {
 }
 
 func newGroupHosts() groupHosts {
-	return groupHosts{byID: make(map[uint16]*groupHost), creating: make(map[groupKey][]*subscription)}
+	return groupHosts{byID: make(map[uint16]*groupHost), creating: make(map[groupKey][]*subscription),
+		starting: make(map[uint16][]*subscription)}
 }
 
 // ofTopic returns the groups that read a topic, by id.
@@ -207,10 +211,31 @@ func mutation(id uint16, ch *group.Change) metadata.Mutation {
 	}
 }
 
+// startGroups lets members into the groups whose starts are on record by now.
+func (c *Coordinator) startGroups() {
+	for _, id := range slices.Sorted(maps.Keys(c.groups.starting)) {
+		if c.delivery.groupStarted(id) {
+			c.groupStarted(id, nil)
+		}
+	}
+}
+
+// groupStarted lets the SUBs go on that waited for a group's start, unless err tells why there is none.
+func (c *Coordinator) groupStarted(id uint16, err error) {
+	waiting := c.groups.starting[id]
+	delete(c.groups.starting, id)
+	for _, s := range waiting {
+		c.joinCreated(s, id, err)
+	}
+}
+
 // closeGroups ends the groups of a topic that is being deleted; their members are told why.
 func (c *Coordinator) closeGroups(t *metadata.Topic) {
 	text := "topic " + t.Name + " was deleted"
 	for _, h := range c.groups.ofTopic(t.ID) {
+		if _, starting := c.groups.starting[h.id]; starting {
+			c.groupStarted(h.id, deletedTopic(t.ID))
+		}
 		c.step(h, &group.Event{Kind: group.Close, Code: protocol.CodeUnknownTopic, Text: text})
 	}
 }
@@ -231,9 +256,11 @@ func (c *Coordinator) createGroup(s *subscription, name string, policy protocol.
 		if err == nil {
 			c.host(c.meta.Group(m.Group))
 			c.delivery.groupCreated(m.Group, m.Topic, m.Policy)
+			c.groups.starting[m.Group] = waiting
+			return // the rest follows with the round that has the group's starts, see startGroups
 		}
 		for _, w := range waiting {
-			c.joinCreated(w, m.Group, err)
+			c.joinCreated(w, 0, err)
 		}
 	}
 	if err := c.propose(m, func() { done(nil) }, done); err != nil {

@@ -179,6 +179,9 @@ func (c *Coordinator) round(journal int, r *wal.Round) {
 			c.foldEntry(r, e)
 		}
 	}
+	if len(c.groups.starting) > 0 {
+		c.startGroups()
+	}
 	r.Release()
 }
 

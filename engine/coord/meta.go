@@ -136,6 +136,9 @@ func (c *Coordinator) logHasFailed(reason string) {
 	c.logFailed = reason
 	c.refuseProposals(c.writable())
 	c.delivery.failed(protocol.CodeReadOnlyDegraded, journalFailed)
+	for id := range c.groups.starting {
+		c.groupStarted(id, c.writable())
+	}
 }
 
 func (c *Coordinator) refuseProposals(err error) {
@@ -231,5 +234,13 @@ func (c *Coordinator) Recovered() error {
 	for _, g := range c.meta.Groups() {
 		c.host(g)
 	}
-	return c.delivery.recovered()
+	if err := c.delivery.recovered(); err != nil {
+		return err
+	}
+	for _, g := range c.meta.Groups() {
+		if !c.delivery.groupStarted(g.ID) {
+			c.groups.starting[g.ID] = nil
+		}
+	}
+	return nil
 }

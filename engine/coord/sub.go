@@ -59,10 +59,9 @@ func (c *Coordinator) subscribe(r *Request, m *protocol.Sub) error {
 		}
 		return fmt.Errorf("topic id %d does not exist: create the topic first (mortarmq topics create NAME): %w", m.TopicID, protocol.CodeUnknownTopic)
 	}
-	rejoin := m.Flags&protocol.SubFlagRejoin != 0
 	g := c.meta.GroupByName(string(m.Group), m.TopicID)
-	if g == nil && rejoin {
-		return fmt.Errorf("the group does not exist, so nobody can rejoin it: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+	if m.Flags&protocol.SubFlagRejoin != 0 && (g == nil || m.MemberID == 0) {
+		return fmt.Errorf("there is no such member or group to rejoin: SUB without REJOIN: %w", protocol.CodeUnknownMember)
 	}
 	s := c.newSub(r, m)
 	if !c.open(r.Client).addSub(s) {
@@ -70,7 +69,7 @@ func (c *Coordinator) subscribe(r *Request, m *protocol.Sub) error {
 	}
 	c.byHandle[s.handle] = s
 	if g != nil {
-		c.join(s, g.ID, rejoin, m.MemberID)
+		c.joinStarted(s, g.ID)
 		return nil
 	}
 	key := groupKey{string(m.Group), m.TopicID}
@@ -93,6 +92,7 @@ func (c *Coordinator) newSub(r *Request, m *protocol.Sub) *subscription {
 	c.lastHandle++
 	s := &subscription{
 		client: r.Client, handle: c.lastHandle, topic: m.TopicID, req: r.Req, lastOp: c.now,
+		rejoin:      m.MemberID,
 		stream:      m.Flags&protocol.SubFlagStream != 0,
 		windowCount: uint32(m.CreditCount), windowBytes: min(uint64(m.CreditBytes), maxWindowBytes),
 	}
@@ -105,14 +105,24 @@ func (c *Coordinator) newSub(r *Request, m *protocol.Sub) *subscription {
 	return s
 }
 
+// joinStarted has a SUB join a group that exists, as soon as it is on record where the group starts: if the broker died
+// between a SUB's answer and that record, the group would start at another place afterwards.
+func (c *Coordinator) joinStarted(s *subscription, id uint16) {
+	if waiting, busy := c.groups.starting[id]; busy {
+		c.groups.starting[id] = append(waiting, s)
+		return
+	}
+	c.join(s, id)
+}
+
 // join asks the group's machine for membership.
-func (c *Coordinator) join(s *subscription, id uint16, rejoin bool, member uint64) {
+func (c *Coordinator) join(s *subscription, id uint16) {
 	h := c.groups.byID[id]
 	s.group = id
 	h.subs[s.handle] = s
 	ev := group.Event{Kind: group.Join, Session: s.handle}
-	if rejoin {
-		ev.Kind, ev.Member = group.Rejoin, member
+	if s.rejoin != 0 {
+		ev.Kind, ev.Member = group.Rejoin, s.rejoin
 	}
 	ev.Ref = c.reference(pendingRequest{client: s.client, req: s.req, op: protocol.OpSub, sub: s})
 	c.step(h, &ev)
@@ -126,7 +136,7 @@ func (c *Coordinator) joinCreated(s *subscription, id uint16, err error) {
 		c.dropSub(s)
 		c.refuseErr(s.client, s.req, protocol.OpSub, err)
 	default:
-		c.join(s, id, false, 0)
+		c.join(s, id)
 	}
 }
 

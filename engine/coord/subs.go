@@ -34,8 +34,9 @@ type subscription struct {
 	// open: it was answered and delivery knows it. gone: its connection is closed.
 	open bool
 	gone bool
-	// req is the SUB itself, until it is answered.
-	req uint64
+	// req is the SUB itself, until it is answered; rejoin is the member that it wants back (0: it joins).
+	req    uint64
+	rejoin uint64
 	// lastOp is when the client last sent an operation for this subscription.
 	lastOp time.Duration
 	// ended is 0 while the subscription lives; afterwards every operation on it is answered with this code and text.
@@ -73,6 +74,9 @@ type deliverer interface {
 	groupCreated(group, topic uint16, policy protocol.StartPolicy)
 	groupDeleted(group uint16)
 	topicDeleted(topic uint16)
+	// groupStarted tells whether it is on record where the group starts reading each of its partitions. Until then nobody
+	// becomes its member.
+	groupStarted(group uint16) bool
 	// request takes a PULL, ACK, NACK or CREDIT; a malformed one shuts the client (0x0003). payload is borrowed.
 	request(r *Request, payload []byte)
 	// round takes a committed round: message entries feed the tail and wake consumers, ledger entries are folded. The

@@ -1,0 +1,15 @@
+package coord
+
+// groupStarted implements deliverer.
+func (d *delivery) groupStarted(group uint16) bool {
+	g := d.groups[group]
+	if g == nil {
+		return true // not served at all, which is logged; its members learn nothing new from waiting
+	}
+	for _, rd := range g.readers {
+		if !rd.cur.Recorded() {
+			return false
+		}
+	}
+	return true
+}
