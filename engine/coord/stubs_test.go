@@ -167,7 +167,7 @@ func (d *stubDelivery) disown(g, t, p uint16, e uint64, graceful bool) {
 func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 	d.say("group+ g%d t%d policy=%d", g, t, p)
 }
-func (d *stubDelivery) groupStarted(uint16) bool              { return !d.starting }
+func (d *stubDelivery) groupStarted(uint16) bool     { return !d.starting }
 func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
 func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
 func (d *stubDelivery) request(r *Request, _ []byte) { d.say("request %v", r.Op) }

@@ -50,6 +50,7 @@ type conn struct {
 	partSince time.Duration // begin of the incomplete frame
 	progress  time.Duration // the client last took bytes, or there were none
 	sampled   time.Duration // kernelQueue was last looked at, while blocked
+	unpin     time.Duration // what owners hold for the connection is copied, while blocked
 	until     time.Duration // end of phaseDenied, phaseClosing, phaseLinger
 
 	// Of any goroutine.
@@ -311,8 +312,28 @@ func (c *conn) send() (ok, empty, cut bool) {
 		if sent < n { // the socket is full
 			c.blocked = true
 			c.progress, c.sampled, c.kernelQueue = l.now, l.now, unsent(c.fd)
+			c.unpin = l.now + unpinAfter
 			c.srv.poller.arm(c)
 		}
+	}
+}
+
+// copyBorrowed gives the memory of owners back to them, with the rest of the bytes copied: a value of 16 KiB may lie in a
+// slab a hundred times as large, and a reader that takes nothing would hold as many slabs as values. Values that do not
+// fit in half of MaxOutbound any more stay where they are; they are about as large as their slabs.
+func (c *conn) copyBorrowed() {
+	c.unpin = c.loop.now + unpinAfter
+	c.mu.Lock()
+	list := c.out.borrowedUpTo(c.srv.opts.MaxOutbound/2, nil)
+	c.mu.Unlock()
+	for i := range list { // only this goroutine takes bytes off the queue, so they stay without the mutex
+		list[i].b = append(make([]byte, 0, len(list[i].b)), list[i].b...)
+	}
+	c.mu.Lock()
+	done := c.out.replace(list, nil)
+	c.mu.Unlock()
+	for _, owner := range done {
+		owner.Release()
 	}
 }
 

@@ -93,6 +93,8 @@ const (
 	readIntoMin = 64 << 10
 	// turnBytes is how much one connection may write, or read of large frames, before the loop turns to the next.
 	turnBytes = 512 << 10
+	// unpinAfter is how long a full socket may keep memory of others waiting before what is left is copied.
+	unpinAfter = time.Second
 	// maxTick and minTick bound the resolution of the timers.
 	maxTick = 50 * time.Millisecond
 	minTick = time.Millisecond

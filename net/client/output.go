@@ -26,10 +26,12 @@ var (
 )
 
 func (b *block) free() {
-	if cap(b.b) == smallBlock {
+	switch cap(b.b) {
+	case smallBlock:
 		smallBlocks.Put(b)
-	} else {
+	case largeBlock:
 		largeBlocks.Put(b)
+	default: // the copy of an owner's memory, made to measure
 	}
 }
 
@@ -133,6 +135,42 @@ func (q *outQueue) consume(n int, done []coord.Releaser) []coord.Releaser {
 	}
 	if q.head == len(q.segs) {
 		q.segs, q.head = q.segs[:0], 0
+	}
+	return done
+}
+
+// borrowed is a segment in memory of an owner, and where it stands: the number of segments in use before it, which only
+// consume changes.
+type borrowed struct {
+	b  []byte
+	at int
+}
+
+// borrowedUpTo appends to list the first segments that lie in memory of owners, as far as no more than limit bytes would
+// be copied ones if they were.
+func (q *outQueue) borrowedUpTo(limit int, list []borrowed) []borrowed {
+	room := limit - q.copied
+	for i := q.head; i < len(q.segs); i++ {
+		s := &q.segs[i]
+		if s.owner == nil {
+			continue
+		}
+		if room -= len(s.b); room < 0 {
+			break
+		}
+		list = append(list, borrowed{s.b, i - q.head})
+	}
+	return list
+}
+
+// replace puts copies, which are to be in memory of their own, in the place of what borrowedUpTo returned; owners as in
+// consume, which must not have been called in between.
+func (q *outQueue) replace(copies []borrowed, done []coord.Releaser) []coord.Releaser {
+	for _, c := range copies {
+		s := &q.segs[q.head+c.at]
+		done = append(done, s.owner)
+		*s = segment{b: c.b, block: &block{c.b[:0]}}
+		q.copied += len(c.b)
 	}
 	return done
 }

@@ -217,6 +217,59 @@ func TestPush_ReaderThatReadsALittleStays(t *testing.T) {
 	}
 }
 
+func TestPush_BlockedReaderHoldsNoMemoryOfOthers(t *testing.T) {
+	e := holdHeartbeats(newFakeEngine(1))
+	s := serve(t, e, nil)
+	p, c := subscriber(t, s, e)
+	var releases atomic.Int64
+	var want bytes.Buffer
+	pushed := int64(0)
+	for full := false; !full; full = c.Outstanding() > coord.OutboundPause {
+		for c.Outstanding() <= coord.OutboundPause {
+			frame := msgFrame(uint64(pushed), 16<<10)
+			want.Write(frame)
+			head, value := frame[:protocol.MsgHeaderLen(0)], frame[protocol.MsgHeaderLen(0):]
+			c.PushValue(head, value, &testOwner{b: value, total: &releases})
+			c.Flush()
+			pushed++
+		}
+		time.Sleep(20 * time.Millisecond) // the kernel's buffers may take it still
+	}
+	eventually(t, "every owner is released", func() bool { return releases.Load() == pushed })
+	if c.Outstanding() == 0 {
+		t.Fatal("the connection is not blocked")
+	}
+	late := msgFrame(1<<40, 100)
+	want.Write(late)
+	c.Push(late)
+	c.Flush()
+	got := make([]byte, want.Len())
+	if _, err := io.ReadFull(p.r, got); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want.Bytes()) {
+		t.Fatal("the bytes differ")
+	}
+}
+
+func TestPush_BlockedReaderIsNotClosedForAValueLargerThanMaxOutbound(t *testing.T) {
+	e := holdHeartbeats(newFakeEngine(1))
+	s := serve(t, e, func(o *Options) { o.MaxOutbound = 1 << 20 })
+	p, c := subscriber(t, s, e)
+	frame := msgFrame(1, 12<<20) // more than the kernel's buffers take
+	var releases atomic.Int64
+	c.PushOwned(bytes.Clone(frame), &testOwner{total: &releases})
+	c.Flush()
+	time.Sleep(unpinAfter + 10*maxTick) // if this is not long enough the test proves less
+	if releases.Load() != 0 {
+		t.Error("the value was copied")
+	}
+	got, err := p.next()
+	if err != nil || !bytes.Equal(got, frame) {
+		t.Fatalf("the frame is damaged or did not come: %v", err)
+	}
+}
+
 func TestComplete_ProducerThatNeverReadsItsAnswersIsClosed(t *testing.T) {
 	e := newFakeEngine(1)
 	s := serve(t, e, func(o *Options) { o.MaxOutbound = 256 << 10; o.Linger = 50 * time.Millisecond })
@@ -352,10 +405,28 @@ func TestOutQueue_ConsumesWhatItGathered(t *testing.T) {
 		owned := int64(0)
 		for i := range 300 {
 			frame := bytes.Repeat([]byte{byte(i)}, rnd.IntN(9000))
-			switch rnd.IntN(3) {
+			switch rnd.IntN(4) {
 			case 0:
 				q.copyIn(frame)
 				model = append(model, frame...)
+			case 3:
+				limit := rnd.IntN(50_000)
+				list := q.borrowedUpTo(limit, nil)
+				after := q.copied
+				for i := range list {
+					list[i].b = bytes.Clone(list[i].b)
+					after += len(list[i].b)
+				}
+				if after > max(limit, q.copied) {
+					t.Fatalf("seed %d, step %d: %d bytes would be copied ones, %d may be", seed, i, after, limit)
+				}
+				if rnd.IntN(2) == 0 { // appended meanwhile
+					q.copyIn(frame)
+					model = append(model, frame...)
+				}
+				for _, o := range q.replace(list, nil) {
+					o.Release()
+				}
 			case 1:
 				q.own(frame, &testOwner{total: &releases})
 				owned++

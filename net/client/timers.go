@@ -31,6 +31,9 @@ func (c *conn) due() time.Duration {
 	if c.blocked && c.phase < phaseClosing {
 		due = min(due, c.sampled+o.SlowConsumer/slowSamples)
 	}
+	if c.blocked {
+		due = min(due, c.unpin)
+	}
 	return due
 }
 
@@ -49,6 +52,9 @@ func (c *conn) expire() bool {
 	stuck := c.blocked && c.phase < phaseClosing
 	if stuck {
 		c.sample()
+	}
+	if c.blocked && now >= c.unpin {
+		c.copyBorrowed()
 	}
 	if stuck && now-c.progress >= o.SlowConsumer {
 		// Whatever the connection's phase, its bytes do not leave; nor may the ERR, but it is tried.
