@@ -372,7 +372,7 @@ func (o *opener) activeLedger(st *stream, bases []Sequence, active bool, cp chec
 	switch {
 	case listed && slices.Contains(bases, cp.Base):
 		renamed = cp.Base
-	case !active && len(bases) > 0:
+	case !active && !listed && len(bases) > 0:
 		renamed = bases[len(bases)-1]
 	case !active:
 		return bases, nil
@@ -492,14 +492,23 @@ func (o *opener) quarantineMetadata(cause error) error {
 		}
 	}
 	o.rec.Metadata = &r
-	o.divertMetadata(st, place)
-	return nil
+	return o.divertMetadata(st, place)
 }
 
 // divertMetadata lets what the journal has of the metadata be written beside what was quarantined, in a directory for each
 // start.
-func (o *opener) divertMetadata(st *stream, place string) {
+func (o *opener) divertMetadata(st *stream, place string) error {
 	s := o.s
+	op, err := o.io.run(ring.Op{Kind: ring.ReadDir, Path: place})
+	if err != nil {
+		return err
+	}
+	starts := 0
+	for _, name := range op.Names {
+		if strings.HasPrefix(name, journalDir+"-") {
+			starts++
+		}
+	}
 	s.discard(st)
 	st.dropped = true // its files are closed with their last user
 	s.closeStream(st)
@@ -507,8 +516,9 @@ func (o *opener) divertMetadata(st *stream, place string) {
 	s.order = slices.DeleteFunc(s.order, func(x *stream) bool { return x == st })
 	s.dirtyStreams = slices.DeleteFunc(s.dirtyStreams, func(x *stream) bool { return x == st })
 	next := newStream(s, st.id)
-	next.dir = filepath.Join(place, fmt.Sprintf("%s-%d", journalDir, s.o.Wall()))
+	next.dir = filepath.Join(place, fmt.Sprintf("%s-%06d", journalDir, starts+1))
 	next.unlisted, next.anyFirst = true, true
+	return nil
 }
 
 // earlierQuarantine finds metadata that an earlier start has quarantined: as long as nothing has been put in its place the
@@ -548,8 +558,7 @@ func (o *opener) earlierQuarantine(names []string) error {
 		o.rec.Metadata = &r
 		st := o.logs[Metadata].st
 		o.logs[Metadata] = nil
-		o.divertMetadata(st, filepath.Join(dir, name))
-		return nil
+		return o.divertMetadata(st, filepath.Join(dir, name))
 	}
 	return nil
 }

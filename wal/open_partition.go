@@ -21,6 +21,8 @@ type partition struct {
 	hasMQC bool
 	listed bool // the checkpoint table has a row
 	cp     checkpoint
+	// floor is where a scan may begin, from an MMQC: everything before it was durable.
+	floor checkpoint
 }
 
 func (o *opener) newPartition(id StreamID) *partition {
@@ -81,24 +83,33 @@ func (p *partition) readMQC() {
 			return
 		case err != nil:
 			p.o.s.log.Warn("a partition's checkpoint can't be used", "err", wrapFile(path, p.st, err))
-		case c.Next > p.cp.Next:
-			i, _ := slices.BinarySearch(p.bases, c.Next)
-			if i > 0 {
-				c.Base = p.bases[i-1]
-			}
-			p.cp = c
-			p.listed = true
 		default:
-			p.st.mqc = c.Next
+			p.take(c)
 		}
 		p.locate()
 	})
 }
 
+// take uses an MMQC: where it is newer than the table it counts, and without a table it says where to begin the scan.
+func (p *partition) take(c checkpoint) {
+	i, _ := slices.BinarySearch(p.bases, c.Next)
+	if i > 0 {
+		c.Base = p.bases[i-1]
+	}
+	switch {
+	case p.o.scan:
+		p.floor = c
+	case c.Next > p.cp.Next:
+		p.cp, p.listed = c, true
+	default:
+		p.st.mqc = c.Next
+	}
+}
+
 // locate opens the segment that the checkpoint names.
 func (p *partition) locate() {
 	switch {
-	case !p.listed && len(p.bases) == 0:
+	case !p.listed && len(p.bases) == 0 && p.floor.Next == 0:
 		p.then(nil)
 		return
 	case !p.listed && p.o.scan:
@@ -204,9 +215,12 @@ func (p *partition) refuse(err error) {
 // quarantine leaves the partition's files as they are. Records of the journal go to a new file.
 func (p *partition) quarantine(err error) {
 	var c *CorruptionError
-	if errors.As(err, &c) && c.Stream.Kind == 0 {
+	if errors.As(err, &c) && (c.Stream.Kind == 0 || c.Sequence == 0) {
 		d := *c
 		d.Stream = p.st.id
+		if d.Sequence == 0 {
+			d.Sequence = p.cp.Base
+		}
 		err = &d
 	}
 	st := p.st
@@ -222,14 +236,20 @@ func (p *partition) quarantine(err error) {
 	p.then(nil)
 }
 
-// scanAll reads a partition without a checkpoint from its start. Where it ends before its last file, the files behind are
-// stale: the journal has to go on there.
+// scanAll reads a partition without a row in the table from its start, or from the segment that an MMQC names. Where it
+// ends before its last file, the files behind are stale: the journal has to go on there.
 func (p *partition) scanAll() {
+	first, _ := slices.BinarySearch(p.bases, p.floor.Base)
+	if p.floor.Next > 0 && (first == len(p.bases) || p.bases[first] != p.floor.Base) {
+		p.cp = p.floor
+		p.quarantine(&CorruptionError{Path: p.st.dir, Sequence: p.floor.Next - 1, Cause: errNoFile})
+		return
+	}
 	for _, base := range p.bases {
 		p.st.segs = append(p.st.segs, newSegment(p.st, base))
 	}
 	p.o.s.log.Warn("a partition has no checkpoint, its segments are read", "stream", p.st.id, "segments", len(p.bases))
-	p.scan(0)
+	p.scan(first)
 }
 
 // scan reads the i-th segment.
@@ -271,6 +291,15 @@ func (p *partition) scan(i int) {
 // header can be read.
 func (p *partition) end(i int, c *scanner, err error) {
 	st := p.st
+	if p.floor.Next > 0 && (c == nil || c.next < p.floor.Next) {
+		if err == nil {
+			err = &CorruptionError{Path: st.path(st.segs[i]), Offset: c.off, Sequence: c.next, Cause: fmt.Errorf(
+				"the checkpoint names sequence %d, the segment ends before", p.floor.Next)}
+		}
+		p.cp = p.floor
+		p.quarantine(err)
+		return
+	}
 	for _, seg := range st.segs[i+1:] {
 		st.stale = append(st.stale, seg.base)
 	}
