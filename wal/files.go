@@ -196,16 +196,21 @@ func (s *Store) openActive(st *stream) {
 			s.openFailed(st, err)
 			return
 		}
+		st.held = seg
 		if !st.cut {
-			s.release(seg)
 			s.chained(st)
 			return
 		}
-		s.cutActive(st, func() {
-			s.release(seg)
-			s.chained(st)
-		})
+		s.cutActive(st, func() { s.chained(st) })
 	})
+}
+
+// letGo ends the stream's hold on its active file.
+func (s *Store) letGo(st *stream) {
+	if seg := st.held; seg != nil {
+		st.held = nil
+		s.release(seg)
+	}
 }
 
 // cutActive takes away what the active file, found at start, holds behind the checkpoint: it is of before a crash, and
@@ -261,20 +266,13 @@ func (s *Store) openFailed(st *stream, err error) {
 func (s *Store) startFile(st *stream, base Sequence) {
 	st.busy = true
 	if old := st.active; st.id.Kind == Ledger && old != nil {
-		// The old file keeps its descriptor across the renaming. Its new name must be durable before the next file
-		// takes the old one, or the two could be mistaken for each other.
-		s.acquire(old, func(err error) {
-			if err != nil {
-				s.openFailed(st, err)
-				return
-			}
-			from, to := st.path(old), filepath.Join(st.dir, logName(st.id.Kind, old.base, false))
-			s.chain(st, "rename ledger", ring.Op{Kind: ring.Rename, Path: from, Path2: to}, func(*ring.Op) {
-				s.chain(st, "sync directory", ring.Op{Kind: ring.SyncDir, Path: st.dir}, func(*ring.Op) {
-					s.endFile(st)
-					s.release(old)
-					s.createFile(st, base)
-				})
+		// The old file is open and stays so across the renaming. Its new name must be durable before the next file takes
+		// the old one, or the two could be mistaken for each other.
+		from, to := st.path(old), filepath.Join(st.dir, logName(st.id.Kind, old.base, false))
+		s.chain(st, "rename ledger", ring.Op{Kind: ring.Rename, Path: from, Path2: to}, func(*ring.Op) {
+			s.chain(st, "sync directory", ring.Op{Kind: ring.SyncDir, Path: st.dir}, func(*ring.Op) {
+				s.endFile(st)
+				s.createFile(st, base)
 			})
 		})
 		return
@@ -290,6 +288,7 @@ func (s *Store) endFile(st *stream) {
 		return
 	}
 	st.active = nil
+	s.letGo(st)
 	old.end = st.off
 	if st.id.Kind != Messages {
 		return
@@ -349,9 +348,8 @@ func (s *Store) openNew(st *stream, seg *segment, path string, flags ring.OpenFl
 		begin := func(*ring.Op) {
 			s.syncDirLater(st.dir)
 			st.segs = append(st.segs, seg)
-			st.active, st.off = seg, 0
+			st.active, st.held, st.off = seg, seg, 0
 			st.index.start(st.id, seg.base, 0)
-			s.release(seg)
 			s.chained(st)
 		}
 		if flags&ring.Exclusive != 0 {

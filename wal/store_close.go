@@ -76,6 +76,7 @@ func (s *Store) publishAll() {
 // closeAll closes every file.
 func (s *Store) closeAll() {
 	for _, st := range s.order {
+		s.letGo(st) // of a pass that has failed
 		s.closeStream(st)
 	}
 	s.closeIdle()

@@ -53,7 +53,11 @@ type stream struct {
 	unsealed bool // in Store.unsealed
 	inPass   bool
 	busy     bool // opening, rolling
-	inflight int  // writes at the disk
+	// advancing says that Store.advance is at work on the stream.
+	advancing bool
+	// held is the active file while it is kept open for the pass.
+	held     *segment
+	inflight int // writes at the disk
 
 	// readNext is the record behind the last completed write, readSeg and readOff its place: so far the files can be
 	// read.

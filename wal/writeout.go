@@ -115,28 +115,39 @@ func (s *Store) endPass() {
 }
 
 // advance does what can be done for a stream of the pass: it writes what waits, opening and beginning files as needed.
+// What it starts may end at once and call it again; the outermost call does the work.
 func (s *Store) advance(st *stream) {
-	for s.err == nil && !st.busy {
-		switch {
-		case st.dropped:
-			s.discard(st)
-			s.leavePass(st)
-			return
-		case st.head == len(st.runs) && !(s.pass.seal && st.active != nil && padLen(st.off) > 0):
-			s.leavePass(st)
-			return
-		case st.active != nil && (st.active.fd < 0 || st.cut):
-			s.openActive(st)
-			continue
-		case st.active == nil, s.rollDue(st) && padLen(st.off) == 0:
-			s.startFile(st, st.runs[st.head].first)
-			continue
-		}
-		if !s.gather(st) {
-			s.waiting = append(s.waiting, st)
-			return
-		}
+	if st.advancing {
+		return
 	}
+	st.advancing = true
+	for s.err == nil && !st.busy && s.advanceOnce(st) {
+	}
+	st.advancing = false
+}
+
+// advanceOnce does the next thing for a stream. It returns false where the stream has to wait or has left the pass.
+func (s *Store) advanceOnce(st *stream) bool {
+	switch {
+	case st.dropped:
+		s.discard(st)
+		s.leavePass(st)
+		return false
+	case st.head == len(st.runs) && !(s.pass.seal && st.active != nil && padLen(st.off) > 0):
+		s.leavePass(st)
+		return false
+	case st.active != nil && (st.held == nil || st.cut):
+		s.openActive(st)
+		return true
+	case st.active == nil, s.rollDue(st) && padLen(st.off) == 0:
+		s.startFile(st, st.runs[st.head].first)
+		return true
+	}
+	if !s.gather(st) {
+		s.waiting = append(s.waiting, st)
+		return false
+	}
+	return true
 }
 
 // rollDue tells whether the next run begins a new file.
@@ -158,6 +169,7 @@ func (s *Store) rollDue(st *stream) bool {
 // leavePass ends a stream's part in the pass; its writes may still be under way.
 func (s *Store) leavePass(st *stream) {
 	st.inPass = false
+	s.letGo(st)
 	s.pass.running--
 	if s.pass.seal && !st.dropped && st.active != nil && st.wnext > 1 {
 		st.sealed = checkpoint{Next: st.wnext, Base: st.active.base, Offset: uint32(st.off), LastMs: st.lastMs}
