@@ -95,6 +95,9 @@ type ProducerOptions struct {
 	// DeliveryTimeout is how long a partition, or the connection, may fail before its unanswered publishes are given up
 	// with ErrDeliveryTimeout. The default is 2 minutes.
 	DeliveryTimeout time.Duration
+	// Route chooses the partition of each message, below partitions; nil takes protocol.Route for a key and turns without
+	// one. It is called with the Producer's lock held, in the order of the calls, and must not block.
+	Route func(key []byte, partitions uint16) uint16
 	// Plain publishes without producer id and sequence: a retry after a lost connection may then store a message twice.
 	Plain bool
 }

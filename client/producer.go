@@ -148,7 +148,10 @@ func (p *Producer) enqueue(ctx context.Context, m *Record, future *Future, f fun
 	size := protocol.PubFrameLen(len(m.Key), len(m.Value))
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	part := p.route(m.Key)
+	part, err := p.route(m.Key)
+	if err != nil {
+		return err
+	}
 	for !p.closed && (part.unanswered >= p.opts.MaxInFlight || (p.count > 0 && p.bytes+size > p.opts.MaxBufferedBytes)) {
 		if err := p.wait(ctx); err != nil {
 			return fmt.Errorf("publish to %q: no room for more unanswered messages: %w", p.topic.Name, err)
@@ -181,15 +184,22 @@ func (p *Producer) enqueue(ctx context.Context, m *Record, future *Future, f fun
 }
 
 // route picks the partition of a key. Messages without key go round by turns.
-func (p *Producer) route(key []byte) *partition {
+func (p *Producer) route(key []byte) (*partition, error) {
+	if p.opts.Route != nil {
+		id := p.opts.Route(key, uint16(len(p.parts)))
+		if int(id) >= len(p.parts) {
+			return nil, fmt.Errorf("publish to %q: Route chose partition %d of %d", p.topic.Name, id, len(p.parts))
+		}
+		return p.parts[id], nil
+	}
 	if len(key) > 0 {
-		return p.parts[protocol.Route(key, uint16(len(p.parts)))]
+		return p.parts[protocol.Route(key, uint16(len(p.parts)))], nil
 	}
 	part := p.parts[p.spread]
 	if p.spread++; p.spread == len(p.parts) {
 		p.spread = 0
 	}
-	return part
+	return part, nil
 }
 
 // wait releases the lock until something was answered or the session ended.

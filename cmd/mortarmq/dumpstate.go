@@ -126,6 +126,8 @@ func mutation(m metadata.Mutation) fieldList {
 		return l.with("group_id", m.Group, "membership_epoch", m.MembershipEpoch, "assignment_epoch", m.AssignmentEpoch, "partition_member_ownership", parts)
 	case *metadata.LeaderChanged:
 		return l.with("node_id", m.Node)
+	case *metadata.GroupChanged:
+		return l.with("group_id", m.Group, "settings", object(m.Settings.AppendJSON(nil)))
 	}
 	return l
 }

@@ -24,6 +24,7 @@ type pubOptions struct {
 	file         string
 	key          string
 	keySeparator string
+	partition    int // -1: the key's
 	rate         float64
 	durability   string
 	// patience is how long the broker may fail before unanswered messages are given up; 0 is the client library's.
@@ -61,6 +62,7 @@ partition. Columns: acknowledged, bytes (of keys and values), seconds.`,
 	f.StringVar(&o.file, "file", "", "publish the lines of this file; - is standard input")
 	f.StringVar(&o.key, "key", "", "key of every message")
 	f.StringVar(&o.keySeparator, "key-separator", "", "what separates key and value of a line: its first occurrence")
+	f.IntVar(&o.partition, "partition", -1, "publish to this partition, whatever the key")
 	f.Float64Var(&o.rate, "rate", 0, "messages per second at most; 0 is as fast as possible")
 	f.StringVar(&o.durability, "durability", "", "when a message counts as stored: memory, local or quorum; the topic's setting by default")
 	c.RunE = does(func(ctx context.Context, args []string) error {
@@ -96,6 +98,8 @@ func (o *pubOptions) check() error {
 		return usagef("--key has %d bytes, at most %d are possible", len(o.key), protocol.MaxKeyLen)
 	case len(o.values) > 0 && o.file != "":
 		return usagef("values come from the arguments or from --file, not from both")
+	case o.partition < -1 || o.partition >= protocol.AnyPartition:
+		return usagef("--partition is %d: possible are 0 to %d", o.partition, protocol.AnyPartition-1)
 	case o.rate < 0:
 		return usagef("--rate is %v: it can't be negative", o.rate)
 	}
@@ -146,9 +150,16 @@ func (a *app) pub(ctx context.Context, o *pubOptions) error {
 func (a *app) openProducer(ctx context.Context, c *client.Client, o *pubOptions, d protocol.Durability) (*client.Producer, error) {
 	ctx, cancel := a.requestContext(ctx)
 	defer cancel()
-	p, err := c.NewProducer(ctx, o.topic, client.ProducerOptions{Durability: d, DeliveryTimeout: o.patience})
+	opts := client.ProducerOptions{Durability: d, DeliveryTimeout: o.patience}
+	if o.partition >= 0 {
+		opts.Route = func([]byte, uint16) uint16 { return uint16(o.partition) }
+	}
+	p, err := c.NewProducer(ctx, o.topic, opts)
 	if err != nil {
 		return nil, a.brokerError(err)
+	}
+	if last := int(p.Topic().Partitions) - 1; o.partition > last {
+		return nil, usagef("--partition is %d, but topic %q has the partitions 0 to %d", o.partition, o.topic, last)
 	}
 	return p, nil
 }

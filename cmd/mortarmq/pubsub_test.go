@@ -125,6 +125,16 @@ func TestPub_KeysComeFromTheLineOrTheFlag(t *testing.T) {
 	}
 }
 
+func TestPub_PartitionOverridesTheKey(t *testing.T) {
+	startBroker(t, 4)
+	mortarmq(t, "a:1\nb:2\nc:3\n4\n", "pub", "t", "--partition", "2")
+	r := mortarmq(t, "", "pub", "t", "--partition", "4", "x")
+	if r.want(t, exitUsage, ""); !strings.Contains(r.stderr, "0 to 3") {
+		t.Errorf("the error does not tell what is possible: %s", r.stderr)
+	}
+	mortarmq(t, "", "sub", "t", "--group", "g", "--count", "4", "--format", `%p %s\n`).want(t, exitDone, "2 1\n2 2\n2 3\n2 4\n")
+}
+
 func TestPub_BadLineStopsAndSaysHowManyWereAcknowledged(t *testing.T) {
 	startBroker(t, 1)
 	for _, c := range []struct {

@@ -81,6 +81,8 @@ func TestRun_BadArgumentsExitWith2(t *testing.T) {
 		{"pub t v --key k --key-separator :", "--key-separator"},
 		{"pub t v --durability x", "--durability"},
 		{"pub t v --rate -1", "--rate"},
+		{"pub t v --partition 65535", "--partition"},
+		{"pub t v --partition -2", "--partition"},
 		{"pub t v --key " + strings.Repeat("k", 256), "--key"},
 		{"pub t v --timeout 0s", "--timeout"},
 		{"pub t v --token a --token-file b", "--token-file"},
