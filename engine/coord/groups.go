@@ -243,7 +243,7 @@ func (c *Coordinator) closeGroups(t *metadata.Topic) {
 // createGroup proposes the group that a SUB names; the SUB waits in creating.
 func (c *Coordinator) createGroup(s *subscription, name string, policy protocol.StartPolicy) error {
 	key := groupKey{name, s.topic}
-	if err := c.meta.CheckCreateGroup(name, s.topic, len(c.groups.creating)); err != nil {
+	if err := c.meta.CheckCreateGroup(name, s.topic, len(c.groups.creating), 0); err != nil {
 		return err
 	}
 	m := &metadata.GroupCreated{Group: c.meta.LastGroup() + uint16(len(c.groups.creating)) + 1, Topic: s.topic, Policy: policy, Name: name}

@@ -114,7 +114,7 @@ func (c *Coordinator) fold(rec *wal.Record) error {
 	case metadata.TypeTopicCreated, metadata.TypeTopicDeleted:
 		c.publishRegistry()
 	case metadata.TypeGroupCreated, metadata.TypeGroupDeleted, metadata.TypeMemberJoined, metadata.TypeMemberLeft,
-		metadata.TypeAssigned, metadata.TypeLeaderChanged:
+		metadata.TypeAssigned, metadata.TypeLeaderChanged, metadata.TypeGroupChanged:
 	}
 	return nil
 }

@@ -15,6 +15,8 @@ const (
 	MaxPartitionsPerTopic = 65534
 	// MaxPartitions bounds the partitions of all topics together, so that their bookkeeping stays within memory.
 	MaxPartitions = 1 << 20
+	// MaxAssignments bounds the partitions of all groups together, each of which has a cursor.
+	MaxAssignments = 1 << 21
 )
 
 // CheckCreateTopic checks, before a topic is proposed, that a client may create it. pendingTopics and pendingPartitions
@@ -61,8 +63,8 @@ func (t *Topic) CheckSameTopic(partitions uint16, settings *TopicSettings) error
 }
 
 // CheckCreateGroup checks, before a group is proposed, that it may be created; pending counts groups that are proposed
-// but not applied yet. The error wraps the code to answer with.
-func (s *State) CheckCreateGroup(name string, topic uint16, pending int) error {
+// but not applied yet, pendingAssignments their partitions. The error wraps the code to answer with.
+func (s *State) CheckCreateGroup(name string, topic uint16, pending, pendingAssignments int) error {
 	if s.topics[topic] == nil {
 		return fmt.Errorf("topic %d does not exist: create it first (mortarmq topics create NAME): %w", topic, protocol.CodeUnknownTopic)
 	}
@@ -75,13 +77,24 @@ func (s *State) CheckCreateGroup(name string, topic uint16, pending int) error {
 	if int(s.lastGroup)+pending >= MaxGroupID {
 		return fmt.Errorf("all %d group ids are used, they are not given twice: %w", MaxGroupID, protocol.CodeQuotaExceeded)
 	}
+	if n := int(s.topics[topic].Partitions); s.assignments+pendingAssignments+n > MaxAssignments {
+		return fmt.Errorf("the broker's groups have %d partitions to assign and can't have %d more: delete groups: %w", s.assignments+pendingAssignments, n, protocol.CodeGroupAssignmentLimit)
+	}
+	return nil
+}
+
+// CheckSetGroup checks new settings for a group that exists. The error wraps the code to answer with.
+func (g *Group) CheckSetGroup(settings *GroupSettings) error {
+	if settings.Broadcast != g.Settings.Broadcast {
+		return fmt.Errorf("group %q can't change between broadcast and shared: its cursors are other ones: use another group: %w", g.Name, protocol.CodeGroupExistsMismatch)
+	}
 	return nil
 }
 
 // CheckSameGroup checks the settings that a client names for a group that exists; nil names none. The error wraps
 // protocol.CodeGroupExistsMismatch.
 func (g *Group) CheckSameGroup(settings *GroupSettings) error {
-	if settings != nil && *settings != g.Settings {
+	if settings != nil && !settings.Equal(&g.Settings) {
 		return fmt.Errorf("group %q has the settings %s: subscribe without settings, or with these: %w", g.Name, g.Settings.AppendJSON(nil), protocol.CodeGroupExistsMismatch)
 	}
 	return nil

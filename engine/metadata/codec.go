@@ -82,6 +82,11 @@ func (m *Assigned) appendFields(dst []byte) []byte {
 
 func (m *LeaderChanged) appendFields(dst []byte) []byte { return be.AppendUint16(dst, m.Node) }
 
+func (m *GroupChanged) appendFields(dst []byte) []byte {
+	dst = be.AppendUint16(dst, m.Group)
+	return appendString(dst, m.Settings.AppendJSON(nil))
+}
+
 // DecodeMutation reads one mutation; nothing of it aliases b. The error wraps ErrMalformed.
 func DecodeMutation(b []byte) (Mutation, error) {
 	r := reader{b: b}
@@ -116,6 +121,10 @@ func DecodeMutation(b []byte) (Mutation, error) {
 		m = x
 	case TypeLeaderChanged:
 		m = &LeaderChanged{Node: r.u16()}
+	case TypeGroupChanged:
+		x := &GroupChanged{Group: r.u16()}
+		x.Settings = r.groupSettings()
+		m = x
 	default:
 		if r.err == nil {
 			return nil, fmt.Errorf("unknown mutation type %d: %w", t, ErrMalformed)

@@ -20,6 +20,7 @@
 //	7 assigned         group u16, membership epoch u32, assignment epoch u32, count u32,
 //	                   count x (partition u16, member u64, ownership epoch u64)
 //	8 leader changed   node u16
+//	9 group changed    group u16, settings str (canonical JSON)
 //
 // mutation_id and leader_epoch are not in the mutation: they are the sequence and the leader_epoch of the record that
 // carries it. Decoding is strict: what it accepts re-encodes to the same bytes.

@@ -3,6 +3,7 @@ package metadata
 import (
 	"fmt"
 	"math/rand/v2"
+	"time"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
@@ -50,11 +51,17 @@ func (s *script) pick() Mutation {
 			if t := s.topic(); t != nil {
 				id := st.LastGroup() + 1
 				return &GroupCreated{Group: id, Topic: t.ID, Policy: protocol.StartPolicy(s.rng.IntN(2)), Name: fmt.Sprintf("g%d", id),
-					Settings: GroupSettings{MaxAttempts: uint16(s.rng.IntN(2) * 7)}}
+					Settings: s.groupSettings()}
 			}
 		case 4:
 			if g := s.group(); g != nil && s.rng.IntN(6) == 0 {
 				return &GroupDeleted{Group: g.ID}
+			}
+			if g := s.group(); g != nil {
+				m := &GroupChanged{Group: g.ID, Settings: s.groupSettings()}
+				if m.Settings.Broadcast == g.Settings.Broadcast {
+					return m
+				}
 			}
 		case 5, 6:
 			if g := s.group(); g != nil {
@@ -70,6 +77,24 @@ func (s *script) pick() Mutation {
 			}
 		}
 	}
+}
+
+func (s *script) groupSettings() GroupSettings {
+	g := GroupSettings{Lease: time.Duration(s.rng.IntN(2)) * time.Minute}
+	if s.rng.IntN(4) == 0 {
+		g.Broadcast = true
+		return g
+	}
+	g.Strategy, g.Ordered, g.MaxAttempts = Strategy(s.rng.IntN(3)), s.rng.IntN(2) == 0, uint16(s.rng.IntN(2)*7)
+	switch s.rng.IntN(3) {
+	case 0:
+		g.Retry, g.Delays = RetryList, []time.Duration{MinRetryDelay, time.Second, MaxOrderedDelay}[:1+s.rng.IntN(3)]
+	case 1:
+		if !g.Ordered {
+			g.Retry = RetryRocketMQ
+		}
+	}
+	return g
 }
 
 func (s *script) topic() *Topic {
@@ -88,7 +113,7 @@ func (s *script) group() *Group {
 
 func (s *script) assignment() Mutation {
 	g := s.group()
-	if g == nil || len(g.Members) == 0 {
+	if g == nil || len(g.Members) == 0 || g.Settings.Broadcast {
 		return nil
 	}
 	m := &Assigned{Group: g.ID, MembershipEpoch: g.MembershipEpoch, AssignmentEpoch: g.AssignmentEpoch + uint32(s.rng.IntN(2))}

@@ -30,6 +30,7 @@ var goldenMutations = []struct {
 	{"assigned", &Assigned{Group: 2, MembershipEpoch: 3, AssignmentEpoch: 1, Parts: []AssignedPart{{0, 9, 0}, {5, 9, 7}}},
 		"0107 0002 00000003 00000001 00000002 0000 0000000000000009 0000000000000000 0005 0000000000000009 0000000000000007"},
 	{"leader changed", &LeaderChanged{Node: 7}, "0108 0007"},
+	{"group changed", &GroupChanged{Group: 2, Settings: GroupSettings{Strategy: StrategyCircle}}, "0109 0002 0015 7b227374726174656779223a22636972636c65227d"},
 }
 
 func unhex(t *testing.T, s string) []byte {
@@ -72,7 +73,7 @@ func TestDecodeMutation_RefusesHostileBytes(t *testing.T) {
 	for name, s := range map[string]string{
 		"version 2":             "0208 0007",
 		"type 0":                "0100",
-		"type 9":                "0109 0007",
+		"type 10":               "010a 0007",
 		"start policy 2":        "0103 0002 0001 02 0001 67 0002 7b7d",
 		"unknown setting":       "0101 0001 0004 0001 61 0008 7b2278223a20317d",
 		"settings not JSON":     "0101 0001 0004 0001 61 0002 7b7b",
@@ -353,11 +354,15 @@ func TestChecks_AnswerWithTheirCodes(t *testing.T) {
 		"same, count open":    {s.Topic(1).CheckSameTopic(0, &quorum), nil},
 		"other count":         {s.Topic(1).CheckSameTopic(4, nil), protocol.CodeTopicExistsMismatch},
 		"other settings":      {s.Topic(1).CheckSameTopic(3, &local), protocol.CodeTopicExistsMismatch},
-		"new group":           {s.CheckCreateGroup("h", 1, 0), nil},
-		"group on no topic":   {s.CheckCreateGroup("h", 2, 0), protocol.CodeUnknownTopic},
-		"existing group":      {s.CheckCreateGroup("g", 1, 0), protocol.CodeGroupExistsMismatch},
-		"bad group":           {s.CheckCreateGroup("g g", 1, 0), protocol.CodeMalformedPayload},
-		"group ids used up":   {s.CheckCreateGroup("h", 1, MaxGroupID-1), protocol.CodeQuotaExceeded},
+		"new group":           {s.CheckCreateGroup("h", 1, 0, 0), nil},
+		"group on no topic":   {s.CheckCreateGroup("h", 2, 0, 0), protocol.CodeUnknownTopic},
+		"existing group":      {s.CheckCreateGroup("g", 1, 0, 0), protocol.CodeGroupExistsMismatch},
+		"bad group":           {s.CheckCreateGroup("g g", 1, 0, 0), protocol.CodeMalformedPayload},
+		"group ids used up":   {s.CheckCreateGroup("h", 1, MaxGroupID-1, 0), protocol.CodeQuotaExceeded},
+		"too many cursors":    {s.CheckCreateGroup("h", 1, 0, MaxAssignments-5), protocol.CodeGroupAssignmentLimit},
+		"just enough cursors": {s.CheckCreateGroup("h", 1, 0, MaxAssignments-6), nil},
+		"other kind of group": {s.Group(1).CheckSetGroup(&GroupSettings{Broadcast: true}), protocol.CodeGroupExistsMismatch},
+		"other strategy":      {s.Group(1).CheckSetGroup(&GroupSettings{Strategy: StrategyCircle}), nil},
 		"same group":          {s.Group(1).CheckSameGroup(nil), nil},
 		"other group setting": {s.Group(1).CheckSameGroup(&GroupSettings{MaxAttempts: 3}), protocol.CodeGroupExistsMismatch},
 	} {
@@ -373,7 +378,13 @@ func TestSettings_RefuseWhatTheyDoNotKnow(t *testing.T) {
 			t.Errorf("topic settings %q: %v", in, err)
 		}
 	}
-	for _, in := range []string{"", `{"max_attempts":0}`, `{"max_attempts":65536}`, `{"attempts":3}`} {
+	for _, in := range []string{
+		"", `{"max_attempts":0}`, `{"max_attempts":65536}`, `{"attempts":3}`, `{"strategy":"random"}`, `{"strategy":1}`, `{"ordered":1}`,
+		`{"lease_ms":999}`, `{"lease_ms":43200001}`, `{"retry":"fast"}`, `{"retry":[]}`, `{"retry":[9]}`, `{"retry":[86400001]}`, `{"retry":[1.5]}`,
+		`{"ordered":true,"retry":[30001]}`, `{"ordered":true,"retry":"rocketmq"}`, `{"broadcast":true,"ordered":true}`,
+		`{"broadcast":true,"max_attempts":1}`, `{"broadcast":true,"retry":[10]}`, `{"broadcast":true,"strategy":"circle"}`,
+		`{"retry":[` + strings.Repeat("10,", MaxRetryDelays) + `10]}`,
+	} {
 		if _, err := ParseGroupSettings([]byte(in)); !errors.Is(err, protocol.CodeGroupExistsMismatch) {
 			t.Errorf("group settings %q: %v", in, err)
 		}
@@ -385,5 +396,33 @@ func TestSettings_RefuseWhatTheyDoNotKnow(t *testing.T) {
 	g, err := ParseGroupSettings([]byte(`{"max_attempts":1}`))
 	if err != nil || g.MaxAttempts != 1 {
 		t.Errorf("%+v, %v", g, err)
+	}
+}
+
+func TestGroupSettings_KeepTheirJSON(t *testing.T) {
+	for in, want := range map[string]struct {
+		json     string
+		attempts int
+		delays   int
+	}{
+		`{}`: {`{}`, 5, 0},
+		`{"strategy":"sticky","retry":"exponential","broadcast":false}`: {`{}`, 5, 0},
+		`{"strategy":"circle", "ordered":true}`:                         {`{"ordered":true,"strategy":"circle"}`, 0, 1},
+		`{"ordered":true,"max_attempts":4}`:                             {`{"max_attempts":4,"ordered":true}`, 4, 1},
+		`{"retry":"rocketmq"}`:                                          {`{"retry":"rocketmq"}`, 17, 16},
+		`{"lease_ms":5000,"retry":[10, 1000]}`:                          {`{"lease_ms":5000,"retry":[10,1000]}`, 5, 2},
+		`{"broadcast":true,"lease_ms":1000}`:                            {`{"broadcast":true,"lease_ms":1000}`, 1, 0},
+	} {
+		s, err := ParseGroupSettings([]byte(in))
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+			continue
+		}
+		if got := string(s.AppendJSON(nil)); got != want.json || s.Attempts(5) != want.attempts || len(s.RetryDelays()) != want.delays {
+			t.Errorf("%s: %s, %d attempts, %d delays", in, got, s.Attempts(5), len(s.RetryDelays()))
+		}
+		if again, err := ParseGroupSettings([]byte(want.json)); err != nil || !again.Equal(&s) {
+			t.Errorf("%s does not come back: %+v, %v", want.json, again, err)
+		}
 	}
 }

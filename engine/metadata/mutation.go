@@ -15,6 +15,7 @@ const (
 	TypeMemberLeft
 	TypeAssigned
 	TypeLeaderChanged
+	TypeGroupChanged
 )
 
 func (t Type) String() string {
@@ -35,13 +36,15 @@ func (t Type) String() string {
 		return "assigned"
 	case TypeLeaderChanged:
 		return "leader changed"
+	case TypeGroupChanged:
+		return "group changed"
 	default:
 		return "unknown"
 	}
 }
 
 // Mutation is one change of the metadata: *TopicCreated, *TopicDeleted, *GroupCreated, *GroupDeleted, *MemberJoined,
-// *MemberLeft, *Assigned or *LeaderChanged. It is immutable once proposed or applied.
+// *MemberLeft, *Assigned, *LeaderChanged or *GroupChanged. It is immutable once proposed or applied.
 type Mutation interface {
 	Type() Type
 	appendFields(dst []byte) []byte
@@ -110,6 +113,12 @@ type AssignedPart struct {
 // node that is alone.
 type LeaderChanged struct{ Node uint16 }
 
+// GroupChanged gives a group other settings.
+type GroupChanged struct {
+	Group    uint16
+	Settings GroupSettings
+}
+
 // Type returns TypeTopicCreated.
 func (*TopicCreated) Type() Type { return TypeTopicCreated }
 
@@ -133,3 +142,6 @@ func (*Assigned) Type() Type { return TypeAssigned }
 
 // Type returns TypeLeaderChanged.
 func (*LeaderChanged) Type() Type { return TypeLeaderChanged }
+
+// Type returns TypeGroupChanged.
+func (*GroupChanged) Type() Type { return TypeGroupChanged }

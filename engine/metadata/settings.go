@@ -67,41 +67,6 @@ func (s TopicSettings) AppendJSON(dst []byte) []byte {
 	}
 }
 
-// GroupSettings are a group's own settings. The zero value stands for the broker's.
-type GroupSettings struct {
-	// MaxAttempts is how many counted attempts a message gets; 0 means the broker's delivery_max_attempts.
-	MaxAttempts uint16
-}
-
-type groupSettingsJSON struct {
-	MaxAttempts *uint16 `json:"max_attempts,omitempty"`
-}
-
-// ParseGroupSettings reads the JSON form of group settings. Unknown keys and a maximum of 0 attempts are refused. The
-// error wraps protocol.CodeGroupExistsMismatch, the code of settings that a group can't have.
-func ParseGroupSettings(b []byte) (GroupSettings, error) {
-	var s GroupSettings
-	var j groupSettingsJSON
-	if err := parseObject(b, &j, "max_attempts"); err != nil {
-		return s, fmt.Errorf("group settings: %w: %w", err, protocol.CodeGroupExistsMismatch)
-	}
-	if j.MaxAttempts != nil {
-		if *j.MaxAttempts == 0 {
-			return s, fmt.Errorf("group settings: max_attempts is 0: a message needs at least 1 attempt: %w", protocol.CodeGroupExistsMismatch)
-		}
-		s.MaxAttempts = *j.MaxAttempts
-	}
-	return s, nil
-}
-
-// AppendJSON appends the canonical JSON form.
-func (s GroupSettings) AppendJSON(dst []byte) []byte {
-	if s.MaxAttempts == 0 {
-		return append(dst, `{}`...)
-	}
-	return fmt.Appendf(dst, `{"max_attempts":%d}`, s.MaxAttempts)
-}
-
 // parseObject decodes one JSON object into v, knowing the keys given (exactly: encoding/json alone would ignore case).
 func parseObject(b []byte, v any, known ...string) error {
 	var raw map[string]json.RawMessage

@@ -69,12 +69,13 @@ func (g *Group) member(id uint64) (int, bool) {
 // State is the fold over the log up to MutationID. It belongs to one goroutine; what its methods return is to be read
 // only, and only until the next Apply.
 type State struct {
-	lastID     uint64
-	epoch      uint32
-	leader     uint16
-	lastTopic  uint16
-	lastGroup  uint16
-	partitions int // of all topics
+	lastID      uint64
+	epoch       uint32
+	leader      uint16
+	lastTopic   uint16
+	lastGroup   uint16
+	partitions  int // of all topics
+	assignments int // partitions of all groups
 
 	topics     map[uint16]*Topic
 	topicNames map[string]*Topic
@@ -170,6 +171,8 @@ func (s *State) Apply(id uint64, epoch uint32, m Mutation) error {
 		err = s.assigned(m)
 	case *LeaderChanged:
 		s.leader = m.Node
+	case *GroupChanged:
+		err = s.groupChanged(m)
 	default:
 		err = invalid("unknown type %T", m)
 	}
@@ -220,6 +223,7 @@ func (s *State) topicDeleted(m *TopicDeleted) error {
 		}
 		delete(s.groups, g.ID)
 		delete(s.groupNames, groupKey{g.Name, g.Topic})
+		s.assignments -= len(g.Parts)
 		return true
 	})
 	delete(s.topics, t.ID)
@@ -254,6 +258,7 @@ func (s *State) addGroup(g *Group) {
 	s.groups[g.ID] = g
 	s.groupNames[groupKey{g.Name, g.Topic}] = g
 	s.groupOrder = append(s.groupOrder, g)
+	s.assignments += len(g.Parts)
 }
 
 func (s *State) groupDeleted(m *GroupDeleted) error {
@@ -264,6 +269,19 @@ func (s *State) groupDeleted(m *GroupDeleted) error {
 	delete(s.groups, g.ID)
 	delete(s.groupNames, groupKey{g.Name, g.Topic})
 	s.groupOrder = slices.DeleteFunc(s.groupOrder, func(x *Group) bool { return x == g })
+	s.assignments -= len(g.Parts)
+	return nil
+}
+
+func (s *State) groupChanged(m *GroupChanged) error {
+	g := s.groups[m.Group]
+	switch {
+	case g == nil:
+		return invalid("group %d does not exist", m.Group)
+	case g.Settings.Broadcast != m.Settings.Broadcast:
+		return invalid("group %d changes between broadcast and shared", m.Group)
+	}
+	g.Settings = m.Settings
 	return nil
 }
 
@@ -315,6 +333,8 @@ func (s *State) assigned(m *Assigned) error {
 		return invalid("group %d does not exist", m.Group)
 	case m.MembershipEpoch != g.MembershipEpoch:
 		return invalid("assignment of group %d for membership epoch %d, it is at %d", m.Group, m.MembershipEpoch, g.MembershipEpoch)
+	case g.Settings.Broadcast:
+		return invalid("assignment of group %d, which is a broadcast one", m.Group)
 	case m.AssignmentEpoch != g.AssignmentEpoch && m.AssignmentEpoch != g.AssignmentEpoch+1:
 		return invalid("assignment epoch %d of group %d follows %d", m.AssignmentEpoch, m.Group, g.AssignmentEpoch)
 	case len(m.Parts) == 0:
