@@ -58,6 +58,7 @@ func TestScenario_NoticesBrokenPromises(t *testing.T) {
 		{"a bit flips", fakebroker.Faults{CorruptStored: true}, []string{"not as it was sent", "never sent"}},
 		{"acknowledged deliveries come back", fakebroker.Faults{ForgetAcks: true}, []string{"after its ACK had been answered"}},
 		{"producers are forgotten", fakebroker.Faults{ForgetProducers: true}, []string{"SEQ_GAP", "not answered as deduplicated", "the first time it was"}},
+		{"failed attempts are forgotten", fakebroker.Faults{ForgetFailures: true}, []string{"was delivered as attempt 1 after"}},
 		{"unacknowledged deliveries don't come back", fakebroker.Faults{SkipUnacked: true}, []string{"were not delivered"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

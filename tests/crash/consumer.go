@@ -12,8 +12,9 @@ import (
 
 const (
 	groupName = "workers"
-	// leaveOneIn is the share of deliveries that the consumer never answers.
+	// leaveOneIn is the share of deliveries that the consumer never answers, nackOneIn that of first deliveries it refuses.
 	leaveOneIn  = 8
+	nackOneIn   = 32
 	creditCount = 8192
 	creditBytes = 64 << 20
 	// pullWait is a reader's long poll, pullMsgs and pullBytes the size of one answer.
@@ -29,13 +30,14 @@ type consumer struct {
 	conn *harness.Conn
 	sub  protocol.SubResult
 	out  []byte
-	acks []sentAck
+	sent []sentAck // unanswered ACKs and NACKs
 	// used is the credit to return.
 	used      int
 	usedBytes int
 }
 
 type sentAck struct {
+	op   protocol.Op
 	part uint16
 	seq  uint64
 }
@@ -102,27 +104,14 @@ func (c *consumer) frame(f *harness.Frame) error {
 		c.m.delivered(&msg)
 		c.used++
 		c.usedBytes += len(msg.Key) + len(msg.Value)
-		if c.rng.IntN(leaveOneIn) == 0 {
-			return nil
-		}
-		c.m.ackSent(msg.Partition, msg.Sequence)
-		c.acks = append(c.acks, sentAck{msg.Partition, msg.Sequence})
-		ack := ackOf(&msg)
-		c.out = ack.AppendFrame(c.out)
+		c.answer(&msg)
 		return nil
 	case protocol.OpOK:
 		var ok protocol.OKFrame
 		if err := ok.Decode(f.Payload); err != nil {
 			return err
 		}
-		if ok.RequestOp == protocol.OpAck {
-			if len(c.acks) == 0 {
-				return errors.New("an answer to an ACK that was not sent")
-			}
-			c.m.ackAnswered(c.acks[0].part, c.acks[0].seq)
-			c.acks = c.acks[1:]
-		}
-		return nil
+		return c.answered(ok.RequestOp)
 	case protocol.OpNotice:
 		frame, err := confirm(f.Payload, &c.sub)
 		c.out = append(c.out, frame...)
@@ -133,6 +122,42 @@ func (c *consumer) frame(f *harness.Frame) error {
 		}
 		return fmt.Errorf("unexpected %v", f.Op)
 	}
+}
+
+// answer acknowledges a message, or refuses it, or leaves it.
+func (c *consumer) answer(msg *protocol.Msg) {
+	switch {
+	case c.rng.IntN(leaveOneIn) == 0:
+	case msg.Attempt == 1 && c.rng.IntN(nackOneIn) == 0:
+		c.m.nackSent(msg.Partition, msg.Sequence)
+		c.sent = append(c.sent, sentAck{protocol.OpNack, msg.Partition, msg.Sequence})
+		nack := protocol.Nack{SubscriptionID: msg.SubscriptionID, TopicID: msg.TopicID, Partition: msg.Partition, Sequence: msg.Sequence,
+			DeliveryID: msg.DeliveryID, OwnershipEpoch: msg.OwnershipEpoch, Reason: protocol.NackRetryNow}
+		c.out = nack.AppendFrame(c.out)
+	default:
+		c.m.ackSent(msg.Partition, msg.Sequence)
+		c.sent = append(c.sent, sentAck{protocol.OpAck, msg.Partition, msg.Sequence})
+		ack := ackOf(msg)
+		c.out = ack.AppendFrame(c.out)
+	}
+}
+
+// answered takes the answer to the oldest ACK or NACK.
+func (c *consumer) answered(op protocol.Op) error {
+	if op != protocol.OpAck && op != protocol.OpNack {
+		return nil // CREDIT, CONTROL_ACK
+	}
+	if len(c.sent) == 0 || c.sent[0].op != op {
+		return fmt.Errorf("an answer to %v that is not the oldest one open", op)
+	}
+	s := c.sent[0]
+	c.sent = c.sent[1:]
+	if op == protocol.OpAck {
+		c.m.ackAnswered(s.part, s.seq)
+	} else {
+		c.m.nackAnswered(s.part, s.seq)
+	}
+	return nil
 }
 
 // confirm returns the answer to a NOTICE and takes over the epochs that it gives the member.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,8 +18,11 @@ import (
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
-// mortard is the binary under test, built once; with the race detector where the tests have it.
-var mortard string
+// buildDir is removed at the end of the tests.
+var buildDir string
+
+// mortard builds the binary under test, once; with the race detector where the tests have it.
+var mortard = sync.OnceValues(func() (string, error) { return harness.BuildMortard(buildDir, raceEnabled) })
 
 func TestMain(m *testing.M) {
 	if raceEnabled {
@@ -26,16 +30,12 @@ func TestMain(m *testing.M) {
 		os.Setenv("GORACE", "halt_on_error=1 atexit_sleep_ms=0")
 	}
 	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "mortarmq-crash-")
-		if err != nil {
+		var err error
+		if buildDir, err = os.MkdirTemp("", "mortarmq-crash-"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
-		defer os.RemoveAll(dir)
-		if mortard, err = harness.BuildMortard(dir, raceEnabled); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
+		defer os.RemoveAll(buildDir)
 		return m.Run()
 	}())
 }
@@ -56,7 +56,11 @@ func seedOf(t *testing.T, fixed uint64) uint64 {
 
 func newTarget(t *testing.T, config map[string]any) *DaemonTarget {
 	t.Helper()
-	target := NewDaemonTarget(mortard, filepath.Join(t.TempDir(), "data"), config)
+	binary, err := mortard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := NewDaemonTarget(binary, filepath.Join(t.TempDir(), "data"), config)
 	t.Cleanup(func() {
 		if target.d != nil {
 			target.Kill()
@@ -81,6 +85,21 @@ func TestCrash_NothingAcknowledgedIsLost(t *testing.T) {
 			s := DefaultScenario(seedOf(t, tt.seed))
 			s.Rounds, s.Logf = tt.rounds, t.Logf
 			if err := s.Run(t.Context(), newTarget(t, map[string]any{"io_backend": tt.backend})); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// Settings that differ with the seed, as in the soak run.
+func TestCrash_VariedSettings(t *testing.T) {
+	for _, seed := range []uint64{6, 11} {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
+			t.Parallel()
+			s, config := Varied(seedOf(t, seed))
+			t.Logf("%d partitions, %d producers, %v", s.Partitions, s.Producers, config)
+			s.Rounds, s.Logf = 5, t.Logf
+			if err := s.Run(t.Context(), newTarget(t, config)); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -250,7 +269,7 @@ func TestStart_RefusesADirectoryThatAnotherBrokerUses(t *testing.T) {
 	if _, err := target.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	second := NewDaemonTarget(mortard, target.opts.DataDir, nil)
+	second := NewDaemonTarget(target.opts.Binary, target.opts.DataDir, nil)
 	_, err := second.Start(t.Context())
 	var start *harness.StartError
 	if !errors.As(err, &start) {

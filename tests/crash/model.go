@@ -50,7 +50,11 @@ type partModel struct {
 	// acked are the sequences whose ACK was answered; maybe those whose ACK was sent but not answered before the end of
 	// the connection; now those that were delivered since the last start.
 	acked, maybe, now map[uint64]struct{}
+	// nacks counts the NACKs of a sequence: each that was answered is a failed attempt, one that was not may be.
+	nacks map[uint64]nackCount
 }
+
+type nackCount struct{ sent, answered int }
 
 // producerModel is one producer in one partition.
 type producerModel struct {
@@ -64,7 +68,8 @@ func newModel(seed uint64, partitions int) *model {
 	m := &model{seed: seed, parts: make([]partModel, partitions)}
 	for i := range m.parts {
 		m.parts[i] = partModel{producers: map[uint64]*producerModel{}, at: map[uint64]origin{},
-			acked: map[uint64]struct{}{}, maybe: map[uint64]struct{}{}, now: map[uint64]struct{}{}}
+			acked: map[uint64]struct{}{}, maybe: map[uint64]struct{}{}, now: map[uint64]struct{}{},
+			nacks: map[uint64]nackCount{}}
 	}
 	return m
 }
@@ -238,8 +243,9 @@ func (m *model) delivered(msg *protocol.Msg) {
 	if _, twice := p.now[msg.Sequence]; twice {
 		m.fail("partition %d: sequence %d was delivered twice without a restart, a NACK or an expired lease", msg.Partition, msg.Sequence)
 	}
-	if msg.Attempt != 1 {
-		m.fail("partition %d: sequence %d was delivered as attempt %d, though a restart uses up none", msg.Partition, msg.Sequence, msg.Attempt)
+	if n := p.nacks[msg.Sequence]; int(msg.Attempt) < 1+n.answered || int(msg.Attempt) > 1+n.sent {
+		m.fail("partition %d: sequence %d was delivered as attempt %d after %d NACKs of which %d were answered; nothing else uses up an attempt, no restart either",
+			msg.Partition, msg.Sequence, msg.Attempt, n.sent, n.answered)
 	}
 	p.now[msg.Sequence] = struct{}{}
 }
@@ -256,6 +262,25 @@ func (m *model) ackAnswered(part uint16, seq uint64) {
 	defer m.mu.Unlock()
 	delete(m.parts[part].maybe, seq)
 	m.parts[part].acked[seq] = struct{}{}
+}
+
+// nackSent and nackAnswered note the two ends of a NACK, after which the message comes again.
+func (m *model) nackSent(part uint16, seq uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := &m.parts[part]
+	n := p.nacks[seq]
+	n.sent++
+	p.nacks[seq] = n
+	delete(p.now, seq)
+}
+
+func (m *model) nackAnswered(part uint16, seq uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	n := m.parts[part].nacks[seq]
+	n.answered++
+	m.parts[part].nacks[seq] = n
 }
 
 // restarted forgets what the group has seen since the last start.

@@ -19,6 +19,7 @@ type Faults struct {
 	ForgetAcks        bool // deliver again what was acknowledged
 	ForgetProducers   bool // lose the dedup windows
 	SkipUnacked       bool // treat what was delivered as acknowledged
+	ForgetFailures    bool // start counting attempts from 1 again
 	RefuseEvery       int  // answer every n-th PUB with BACKPRESSURE
 	refuseCountdown   int
 	refusedProducerOf map[producerKey]uint64
@@ -75,6 +76,7 @@ type cursor struct {
 	done      map[uint64]struct{} // acknowledged
 	inFlight  map[uint64]uint64   // sequence -> delivery id
 	returned  []uint64            // to deliver again
+	failed    map[uint64]uint16   // attempts
 	confirmed bool
 }
 
@@ -201,6 +203,9 @@ func (c *cursor) restart(f Faults) {
 			c.done[seq] = struct{}{}
 		}
 		c.returned = nil
+	}
+	if f.ForgetFailures {
+		clear(c.failed)
 	}
 	if f.ForgetAcks {
 		c.next, c.returned = 1, nil

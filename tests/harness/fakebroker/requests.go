@@ -25,6 +25,8 @@ func (b *Broker) handle(c *conn, op protocol.Op, payload []byte) bool {
 		err = b.confirm(c, payload)
 	case protocol.OpAck:
 		err = b.ack(c, payload)
+	case protocol.OpNack:
+		err = b.nack(c, payload)
 	case protocol.OpCredit:
 		err = b.credit(c, payload)
 	case protocol.OpPull:
@@ -148,7 +150,7 @@ func (b *Broker) subscribe(c *conn, payload []byte) error {
 	if g == nil {
 		g = &group{topic: req.TopicID}
 		for range parts {
-			g.cursor = append(g.cursor, cursor{next: 1, done: map[uint64]struct{}{}, inFlight: map[uint64]uint64{}})
+			g.cursor = append(g.cursor, cursor{next: 1, done: map[uint64]struct{}{}, inFlight: map[uint64]uint64{}, failed: map[uint64]uint16{}})
 		}
 		b.groups[string(req.Group)] = g
 	}
@@ -214,6 +216,31 @@ func (b *Broker) ack(c *conn, payload []byte) error {
 		cur.finish(req.Sequence)
 	}
 	c.send(protocol.AppendOKEmpty(nil, protocol.OpAck))
+	return nil
+}
+
+// nack returns a message at once, whatever the reason.
+func (b *Broker) nack(c *conn, payload []byte) error {
+	var req protocol.Nack
+	if err := req.Decode(payload); err != nil {
+		return err
+	}
+	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
+		return protocol.CodeUnknownMember
+	}
+	g := c.subs[req.SubscriptionID-1].group
+	if int(req.Partition) >= len(g.cursor) {
+		return protocol.CodeUnknownPartition
+	}
+	cur := &g.cursor[req.Partition]
+	if cur.inFlight[req.Sequence] != req.DeliveryID {
+		return protocol.CodeUnknownDelivery
+	}
+	delete(cur.inFlight, req.Sequence)
+	cur.failed[req.Sequence]++
+	cur.returned = append(cur.returned, req.Sequence)
+	c.send(protocol.AppendOKEmpty(nil, protocol.OpNack))
+	b.pumpAll()
 	return nil
 }
 
@@ -301,7 +328,8 @@ func (b *Broker) pump(s *subscription, part uint16, limit int) (n int) {
 		b.next++
 		cur.inFlight[seq] = b.next
 		rec := &log[seq-1]
-		m := protocol.Msg{SubscriptionID: s.id, TopicID: s.group.topic, Partition: part, Sequence: seq, DeliveryID: b.next, Attempt: 1,
+		m := protocol.Msg{SubscriptionID: s.id, TopicID: s.group.topic, Partition: part, Sequence: seq, DeliveryID: b.next,
+			Attempt:        1 + cur.failed[seq],
 			OwnershipEpoch: uint64(part) + 1, ProducerID: rec.producer, ProducerSeq: rec.producerSeq, Key: rec.key, Value: rec.value}
 		frames = m.AppendFrame(frames)
 		n++

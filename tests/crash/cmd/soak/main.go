@@ -57,18 +57,14 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if !fixed {
 			seed = rand.Uint64()
 		}
-		backend := "auto"
-		if seed%4 == 0 {
-			backend = "pread"
-		}
-		fmt.Fprintf(out, "seed %d, io_backend %s\n", seed, backend)
-		s := crash.DefaultScenario(seed)
+		s, config := crash.Varied(seed)
 		s.Rounds = *rounds
+		fmt.Fprintf(out, "seed %d: %d partitions, %d producers, %v\n", seed, s.Partitions, s.Producers, config)
 		if *verbose {
 			s.Logf = func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
 		}
 		data := filepath.Join(work, strconv.FormatUint(seed, 10))
-		t := crash.NewDaemonTarget(*binary, data, map[string]any{"io_backend": backend})
+		t := crash.NewDaemonTarget(*binary, data, config)
 		err := s.Run(ctx, t)
 		if d := t.Daemon(); d != nil {
 			d.Kill()
