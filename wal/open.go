@@ -405,7 +405,7 @@ func (o *opener) settle(found *journalRecovery) error {
 		if st.next <= 1 || st.unlisted {
 			continue
 		}
-		o.rec.FirstSequences[st.id] = st.first()
+		o.rec.FirstSequences[st.id] = st.oldest()
 		o.rec.LastSequences[st.id] = st.next - 1
 		if st.id.Kind == Messages {
 			o.rec.LastTimes[st.id] = max(o.rec.LastTimes[st.id], st.lastMs)

@@ -290,7 +290,7 @@ func (s *Store) Bounds(id StreamID) (first, last Sequence, ok bool) {
 	if st == nil || st.next <= 1 {
 		return 0, 0, false
 	}
-	return st.first(), st.next - 1, true
+	return st.oldest(), st.next - 1, true
 }
 
 // fail makes the first error sticky: nothing more is written, so the journal keeps what the files may have lost.

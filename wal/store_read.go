@@ -118,16 +118,18 @@ func (t *readTask) start0() {
 		t.finish(t.st.bad)
 	case t.st.readSeg == nil || len(t.st.segs) == 0:
 		t.finish(nil)
+	case t.st.segs[0].base > firstSequence && (t.req.ByTime || t.req.From < t.st.segs[0].base):
+		t.seg = t.st.segs[0]
+		t.corrupt(0, firstSequence, fmt.Errorf("%w: the oldest segment begins with sequence %d", errGap, t.seg.base))
 	case t.req.ByTime:
 		t.locateTime(0, t.readable())
 	default:
-		from := max(t.req.From, t.st.segs[0].base)
-		if from >= t.st.readNext {
+		t.req.From = max(t.req.From, firstSequence)
+		if t.req.From >= t.st.readNext {
 			t.finish(nil)
 			return
 		}
-		t.req.From = from
-		t.locate(t.st.segs[t.st.segmentOf(from)])
+		t.locate(t.st.segs[t.st.segmentOf(t.req.From)])
 	}
 }
 

@@ -91,13 +91,17 @@ func newStream(s *Store, id StreamID) *stream {
 	return st
 }
 
-// first returns the sequence of the oldest record.
-func (st *stream) first() Sequence {
+// firstSequence is that of a stream's first record. Segments are never removed from the front, so that it is the oldest
+// record of every partition, too; a partition that has lost it says so when it is read.
+const firstSequence Sequence = 1
+
+// oldest returns the sequence of the oldest record that there is, or should be.
+func (st *stream) oldest() Sequence {
 	switch {
+	case st.id.Kind == Messages:
+		return firstSequence
 	case len(st.segs) > 0:
 		return st.segs[0].base
-	case st.head < len(st.runs):
-		return st.runs[st.head].first
 	default:
 		return st.next
 	}

@@ -191,7 +191,7 @@ func (s *Store) endSweep(point journalPoint) {
 		row := &w.rows[i]
 		rolled := row.c.Base != row.st.saved.Base
 		row.st.saved = row.c
-		if rolled && row.st.saved.Base > row.st.first() {
+		if rolled && row.st.saved.Base > firstSequence {
 			s.publishCheckpoint(row.st)
 		}
 		w.rows[i] = sealedRow{}
