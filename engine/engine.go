@@ -49,7 +49,7 @@ type Engine struct {
 	mu      sync.Mutex
 	failure error // first of a shard, a store or the coordinator
 	closed  bool
-
+	// quarantined is what is not served because its files are damaged.
 	quarantined []wal.QuarantineReport
 }
 
@@ -178,16 +178,22 @@ func (e *Engine) report(journal int, r *wal.Recovery) {
 	}
 	if r.Metadata != nil {
 		e.coord.Quarantine(r.Metadata.Cause)
-		e.quarantined = append(e.quarantined, *r.Metadata)
+		e.quarantine(*r.Metadata)
 	}
 	for _, q := range r.Quarantined {
+		e.quarantine(q)
 		log.Error("quarantined: not served until it is repaired", "stream", q.Stream, "path", q.Path, "report", q.Report, "cause", q.Cause)
 		if q.Stream.Kind == wal.Messages {
-			e.shards[journal].partitionOf(q.Stream.Topic, q.Stream.Partition).refusal =
-				"this partition's files are damaged and quarantined: see the report beside them in the broker's data directory"
+			e.shards[journal].partitionOf(q.Stream.Topic, q.Stream.Partition).refusal = quarantinedText
 		}
 	}
-	e.quarantined = append(e.quarantined, r.Quarantined...)
+}
+
+// quarantine notes what is not served any more.
+func (e *Engine) quarantine(r wal.QuarantineReport) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.quarantined = append(e.quarantined, r)
 }
 
 // shardDir is where everything of a shard lives: the first in the data directory itself, each further one in a directory
@@ -365,6 +371,11 @@ func (l engineLog) ProposeMetadata(id uint64, value []byte) error {
 
 func (l engineLog) ProposeLedger(journal int, id uint64, value []byte) error {
 	return l.e.shards[journal].submit(wal.StreamID{Kind: wal.Ledger}, id, value)
+}
+
+func (l engineLog) ProposeMessage(topic, partition uint16, id uint64, key, head, value []byte) error {
+	stream := wal.StreamID{Kind: wal.Messages, Topic: topic, Partition: partition}
+	return l.e.shardOf(topic, partition).submitMessage(stream, id, key, head, value)
 }
 
 // engineStore gives the coordinator the stores.

@@ -146,6 +146,9 @@ func (in *Ingress) route(p *protocol.Pub) (topic *coord.Topic, partition uint16,
 	if (p.ProducerID == 0) != (p.ProducerSeq == 0) {
 		return nil, 0, protocol.CodeProducerSeqInvalid, "producer_id and producer_seq must both be zero (a plain publish) or both be set (producer_seq counts from 1)"
 	}
+	if topic.Name[0] == '$' {
+		return nil, 0, protocol.CodeInvalidTopic, "topics whose names begin with '$' are written by the broker alone: publish to a topic of your own"
+	}
 	partition = p.Partition
 	if partition == protocol.AnyPartition {
 		switch {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,18 +20,20 @@ import (
 type messageKind uint8
 
 const (
-	msgPublish  messageKind = iota // batch of publishes from an event loop
-	msgPropose                     // one record for the ledger or the metadata log
-	msgTrim                        // the store made everything up to round durable
-	msgSnapshot                    // the store begins a sweep up to round and needs the producer windows
-	msgDrop                        // topic was deleted
-	msgClose                       // finish what is queued and stop
+	msgPublish    messageKind = iota // batch of publishes from an event loop
+	msgPropose                       // one record for the ledger, the metadata log or a system topic
+	msgTrim                          // the store made everything up to round durable
+	msgSnapshot                      // the store begins a sweep up to round and needs the producer windows
+	msgDrop                          // topic was deleted
+	msgQuarantine                    // the files of a partition turned out to be damaged
+	msgClose                         // finish what is queued and stop
 )
 
 // message is what a shard's inbox carries.
 type message struct {
 	kind     messageKind
 	topic    uint16
+	index    uint16 // of the partition
 	batch    *pubBatch
 	proposal *proposal
 	round    wal.RoundNumber
@@ -40,7 +43,9 @@ type message struct {
 type proposal struct {
 	stream wal.StreamID
 	id     uint64
+	// value holds the key of a message, keyLen bytes, in front of its value.
 	value  []byte
+	keyLen int
 }
 
 // Bounds of the space that publishes must leave free, see spaceReserve.
@@ -51,6 +56,8 @@ const (
 	maxStorePending = 64 << 20
 	// sweepDivisor: a sweep is asked for when that part of the journal was written since the last one.
 	sweepDivisor = 4
+	// maxPooledProposal keeps a proposal that once held a huge message from occupying the pool for ever.
+	maxPooledProposal = 1 << 20
 	// nudgeAfter and nudgeBytes bound how long and how much is handed over without a wake-up.
 	nudgeAfter = 5 * time.Millisecond
 	nudgeBytes = 1 << 20
@@ -64,11 +71,33 @@ func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
 		return fmt.Errorf("%w: %s", protocol.CodeReadOnlyDegraded, *f)
 	}
 	p := proposals.Get().(*proposal)
-	p.stream, p.id, p.value = stream, id, append(p.value[:0], value...)
+	p.stream, p.id, p.keyLen, p.value = stream, id, 0, append(p.value[:0], value...)
+	return s.queue(p)
+}
+
+// submitMessage queues a message for a partition of a system topic. Key, head and value are copied.
+func (s *shard) submitMessage(stream wal.StreamID, id uint64, key, head, value []byte) error {
+	if f := s.failure.Load(); f != nil {
+		return fmt.Errorf("%w: %s", protocol.CodeReadOnlyDegraded, *f)
+	}
+	p := proposals.Get().(*proposal)
+	p.stream, p.id, p.keyLen = stream, id, len(key)
+	p.value = slices.Grow(p.value[:0], len(key)+len(head)+len(value))
+	p.value = append(append(append(p.value, key...), head...), value...)
+	return s.queue(p)
+}
+
+func (s *shard) queue(p *proposal) error {
 	if !s.inbox.Push(message{kind: msgPropose, proposal: p}) {
 		return fmt.Errorf("%w: the broker is shutting down", protocol.CodeReadOnlyDegraded)
 	}
 	return nil
+}
+
+func (p *proposal) recycle() {
+	if cap(p.value) <= maxPooledProposal {
+		proposals.Put(p)
+	}
 }
 
 // partition is a shard's state of one partition.
@@ -82,6 +111,9 @@ type partition struct {
 	// sequences can't be continued without knowing where they end.
 	refusal string
 }
+
+// quarantinedText answers publishes to a partition whose files are damaged.
+const quarantinedText = "this partition's files are damaged and quarantined: see the report beside them in the broker's data directory"
 
 // answer is the OK owed to n consecutive requests of one client whose messages got consecutive sequences.
 type answer struct {
@@ -204,6 +236,9 @@ func (s *shard) run(ready chan<- error) {
 	s.journal.OnFlushed(s.flushed)
 	ready <- nil
 	s.loop()
+	if err := s.journal.Close(waiter{d}); err != nil && s.failure.Load() == nil {
+		s.log.Error("closing the journal", "err", err)
+	}
 	s.device.clear()
 	if err := d.Close(); err != nil {
 		s.log.Error("closing the shard's ring", "err", err)
@@ -279,6 +314,8 @@ func (s *shard) take() {
 			s.snapshot(m.round)
 		case msgDrop:
 			s.forget(m.topic)
+		case msgQuarantine:
+			s.partitionOf(m.topic, m.index).refusal = quarantinedText
 		case msgClose:
 			s.closing = true
 		}
@@ -312,7 +349,7 @@ func (s *shard) encode() {
 		if !s.propose(p) {
 			return
 		}
-		proposals.Put(p)
+		p.recycle()
 		s.proposals.pop()
 	}
 	if s.publishes.len() == 0 {
@@ -361,6 +398,9 @@ func (s *shard) propose(p *proposal) bool {
 	if s.failure.Load() != nil {
 		return true // it never commits; the coordinator learns of the failure by the engine
 	}
+	if p.stream.Kind == wal.Messages {
+		return s.proposeMessage(p)
+	}
 	seq := &s.ledgerSeq
 	if p.stream.Kind == wal.Metadata {
 		seq = &s.metaSeq
@@ -374,6 +414,44 @@ func (s *shard) propose(p *proposal) bool {
 	}
 	*seq++
 	return true
+}
+
+// proposeMessage appends a message of the coordinator's; false means that it has to wait for the next round. What would
+// have to wait longer is refused: ledger and metadata records come behind it.
+func (s *shard) proposeMessage(p *proposal) bool {
+	part := s.partitionOf(p.stream.Topic, p.stream.Partition)
+	switch {
+	case part.refusal != "":
+		s.eng.coord.Refused(p.id, part.refusal)
+		return true
+	case s.spaceLow():
+		s.eng.coord.Refused(p.id, "the disk is nearly full")
+		return true
+	}
+	ms := max(s.nowMs, part.lastMs)
+	s.record = wal.Record{
+		Sequence: part.last + 1, TimestampMs: ms, LeaderEpoch: s.epoch,
+		Key: p.value[:p.keyLen], Value: p.value[p.keyLen:],
+	}
+	if p.keyLen > 0 {
+		s.record.Flags = wal.FlagKey
+	}
+	err := s.journal.Append(part.stream, &s.record)
+	switch {
+	case err == nil:
+		part.last++
+		part.lastMs = ms
+		return true
+	case errors.Is(err, wal.ErrRoundFull):
+		return false
+	case errors.Is(err, wal.ErrJournalFull), errors.Is(err, wal.ErrNoMemory), errors.Is(err, wal.ErrRecordTooLarge):
+		s.appendRefused(err)
+		s.eng.coord.Refused(p.id, err.Error())
+		return true
+	default:
+		s.fail(err)
+		return true
+	}
 }
 
 // publish handles one PUB; false means that it has to wait for the next round.
@@ -537,12 +615,17 @@ func (s *shard) seal() {
 // appendFailed tells waiting (the round or the journal is full) from failure.
 func (s *shard) appendFailed(err error) {
 	if errors.Is(err, wal.ErrRoundFull) || errors.Is(err, wal.ErrJournalFull) || errors.Is(err, wal.ErrNoMemory) {
-		if errors.Is(err, wal.ErrJournalFull) {
-			s.store.requestSweep()
-		}
+		s.appendRefused(err)
 		return
 	}
 	s.fail(err)
+}
+
+// appendRefused does what helps against an append's refusal.
+func (s *shard) appendRefused(err error) {
+	if errors.Is(err, wal.ErrJournalFull) {
+		s.store.requestSweep()
+	}
 }
 
 // flushed runs when a round has reached the disk, in round order. The reference to r is the shard's.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/ring"
 )
 
@@ -231,7 +230,7 @@ func (s *logScan) plausible() (bool, error) {
 	}
 	n := int64(binary.BigEndian.Uint32(b)) + recordLenBias
 	keyLen, valueLen := int64(binary.BigEndian.Uint16(b[10:])), int64(binary.BigEndian.Uint32(b[12:]))
-	if valueLen > protocol.MaxValueLen || n != RecordHeaderLen+keyLen+valueLen || n > s.size-s.off {
+	if valueLen > MaxValueLen || n != RecordHeaderLen+keyLen+valueLen || n > s.size-s.off {
 		return false, nil
 	}
 	s.budget -= n

@@ -3,7 +3,6 @@ package wal
 import (
 	"fmt"
 
-	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/ring"
 )
 
@@ -25,7 +24,7 @@ func (j *Journal) Append(s StreamID, rec *Record) error {
 	if j.err != nil {
 		return j.err
 	}
-	if len(rec.Key) > MaxKeyLen || len(rec.Value) > protocol.MaxValueLen {
+	if len(rec.Key) > MaxKeyLen || len(rec.Value) > MaxValueLen {
 		return ErrRecordTooLarge
 	}
 	if rec.Sequence == 0 || rec.Flags&^knownFlags != 0 || rec.ReplFlags > MaxReplFlags || !s.valid() {

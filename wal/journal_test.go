@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal/simdisk"
 )
@@ -187,7 +186,7 @@ func TestJournal_RefusesWhatDoesNotFit(t *testing.T) {
 	if err := w.append(testStreams[0], 60<<10); !errors.Is(err, ErrRecordTooLarge) {
 		t.Errorf("a record as large as a file: %v", err)
 	}
-	if err := w.append(testStreams[0], protocol.MaxValueLen+1); !errors.Is(err, ErrRecordTooLarge) {
+	if err := w.append(testStreams[0], MaxValueLen+1); !errors.Is(err, ErrRecordTooLarge) {
 		t.Errorf("a value beyond the format's limit: %v", err)
 	}
 	// Larger than MaxRoundBytes by itself: a round of its own.
@@ -223,7 +222,7 @@ func TestJournal_HoldsTheLargestValue(t *testing.T) {
 	j, _, _ := openJournal(t, d, opts, 0)
 	w := newWriter(t, d, j)
 	w.round(10, testStreams[0])
-	w.round(protocol.MaxValueLen, testStreams[0])
+	w.round(MaxValueLen, testStreams[0])
 	w.round(10, testStreams[0])
 	w.close()
 	j, _, list := openJournal(t, d.Crash(nil), opts, 0)

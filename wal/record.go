@@ -30,8 +30,10 @@ const (
 	RecordHeaderLen = 56
 	// MaxKeyLen is the largest key in bytes that a record can carry; the protocol allows less.
 	MaxKeyLen = math.MaxUint16
+	// MaxValueLen is the largest value in bytes: a message's, and the envelope that a dead letter has in front of it.
+	MaxValueLen = protocol.MaxMsgValueLen
 	// MaxRecordLen is the length in bytes of the largest record.
-	MaxRecordLen = RecordHeaderLen + MaxKeyLen + protocol.MaxValueLen
+	MaxRecordLen = RecordHeaderLen + MaxKeyLen + MaxValueLen
 
 	recordLenBias = 4 // the record's length in bytes minus its record_len field
 	minRecordLen  = RecordHeaderLen - recordLenBias
@@ -88,8 +90,7 @@ func (e *checksumError) Error() string {
 func RecordSize(keyLen, valueLen int) int { return RecordHeaderLen + keyLen + valueLen }
 
 // PutRecord encodes r at the start of dst and returns the number of bytes. Key and value are copied. dst must have room
-// for RecordSize(len(r.Key), len(r.Value)) bytes, and key and value must not be longer than MaxKeyLen and
-// protocol.MaxValueLen.
+// for RecordSize(len(r.Key), len(r.Value)) bytes, and key and value must not be longer than MaxKeyLen and MaxValueLen.
 func PutRecord(dst []byte, r *Record) int {
 	n := RecordSize(len(r.Key), len(r.Value))
 	dst = dst[:n]
@@ -148,7 +149,7 @@ func checkRecord(b []byte) error {
 	valueLen := int64(binary.BigEndian.Uint32(b[12:]))
 	last := binary.BigEndian.Uint32(b[52:])
 	switch {
-	case valueLen > protocol.MaxValueLen || int64(len(b)) != RecordHeaderLen+int64(keyLen)+valueLen:
+	case valueLen > MaxValueLen || int64(len(b)) != RecordHeaderLen+int64(keyLen)+valueLen:
 		return errRecordLengths
 	case flags&^knownFlags != 0:
 		return errRecordFlags

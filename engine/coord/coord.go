@@ -147,6 +147,8 @@ func New(opts Options, log Log, store Store, place Placement, journals int) *Coo
 		epoch:     func() wal.Epoch { return c.epoch },
 		readDone:  c.ReadDone,
 		tailBytes: opts.TailBytes,
+
+		ensureTopic: c.ensureSystemTopic,
 	})
 	return c
 }

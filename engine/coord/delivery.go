@@ -50,6 +50,7 @@ type delivery struct {
 	creditM protocol.Credit
 	frame   []byte
 
+	office  letterOffice
 	latency latency
 }
 
@@ -62,6 +63,8 @@ type deliveryDeps struct {
 	epoch func() wal.Epoch
 	// readDone is where the store reports a finished read, on any goroutine.
 	readDone func(*wal.ReadRequest)
+	// ensureTopic creates one of the broker's own topics unless it exists; done is called once, possibly at once.
+	ensureTopic func(name string, partitions uint16, done func(topic uint16, err error))
 	// tailBytes is the memory in bytes for rounds that are written out already.
 	tailBytes int64
 }
@@ -71,7 +74,7 @@ type groupDelivery struct {
 	id, topic uint16
 	opts      ledger.Options
 	readers   []*reader // by partition
-	exhausted uint64    // messages out of attempts, since the broker's start
+	letters   letterBox
 }
 
 // newDelivery makes the delivery of a coordinator whose options, log and placement are set.
@@ -79,7 +82,7 @@ func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 	d := &delivery{
 		c: c, deps: deps, log: c.logger,
 		groups: make(map[uint16]*groupDelivery), parts: make(map[uint32]*partition), reads: make(map[uint64]*coldRead),
-		tails: make([]tail, c.journals), tailBudget: deps.tailBytes,
+		tails: make([]tail, c.journals), tailBudget: deps.tailBytes, office: newLetterOffice(),
 	}
 	for j := range c.journals {
 		d.ledgers = append(d.ledgers, newLedgerLog(j, c.opts.Seed))
@@ -103,12 +106,15 @@ func (d *delivery) recovered() error {
 		return nil // nobody knows which groups there are: the cursors stay as they are
 	}
 	for k, p := range d.parts {
-		if _, ok := d.c.Registry().Topic(p.topic); !ok {
+		t, ok := d.c.Registry().Topic(p.topic)
+		if !ok {
 			delete(d.parts, k)
+			continue
 		}
+		p.letters = isLetterTopic(t.Name)
 	}
 	for _, g := range d.deps.meta().Groups() {
-		d.openGroup(g.ID, g.Topic, g.Policy, int(g.Settings.MaxAttempts))
+		d.openGroup(g)
 	}
 	for _, l := range d.ledgers {
 		for _, cur := range slices.Clone(l.book.Cursors()) {
@@ -122,9 +128,7 @@ func (d *delivery) recovered() error {
 	for _, g := range d.groups {
 		for _, rd := range g.readers {
 			rd.cur.Committed(sequence(rd.part.last))
-			s := rd.cur.Stats()
-			rd.acked0, rd.dropped0 = s.Acked, s.Dropped
-			if s.Last > sequence(rd.part.last) {
+			if s := rd.cur.Stats(); s.Last > sequence(rd.part.last) {
 				d.log.Error("a group's cursor is beyond the end of its partition: messages are missing there; what is published from now on is delivered from the cursor on",
 					slog.Int("group", int(g.id)), slog.Int("topic", int(g.topic)), slog.Int("partition", int(rd.part.id)),
 					slog.Uint64("cursor", uint64(s.Last)), slog.Uint64("last", uint64(rd.part.last)))
@@ -139,41 +143,30 @@ func (d *delivery) groupCreated(group, topic uint16, policy protocol.StartPolicy
 	if d.groups[group] != nil {
 		return
 	}
-	maxAttempts := 0
 	if g := d.deps.meta().Group(group); g != nil {
-		maxAttempts = int(g.Settings.MaxAttempts)
+		d.openGroup(g)
 	}
-	d.openGroup(group, topic, policy, maxAttempts)
 }
 
 // openGroup makes a group's readers. A cursor that the ledger does not have starts where the policy says: it is new, or
 // the broker died between the group's creation and its START, when nothing can have been delivered yet.
-func (d *delivery) openGroup(id, topic uint16, policy protocol.StartPolicy, maxAttempts int) {
-	t, ok := d.c.Registry().Topic(topic)
+func (d *delivery) openGroup(m *metadata.Group) {
+	t, ok := d.c.Registry().Topic(m.Topic)
 	if !ok {
-		d.log.Error("a group's topic is missing, it is not served", slog.Int("group", int(id)), slog.Int("topic", int(topic)))
+		d.log.Error("a group's topic is missing, it is not served", slog.Int("group", int(m.ID)), slog.Int("topic", int(m.Topic)))
 		return
 	}
-	g := &groupDelivery{id: id, topic: topic, opts: ledger.DefaultOptions()}
-	if d.c.opts.DeliveryLease > 0 {
-		g.opts.Lease = d.c.opts.DeliveryLease
-	}
-	if maxAttempts == 0 {
-		maxAttempts = d.c.opts.DeliveryMaxAttempts
-	}
-	if maxAttempts > 0 {
-		g.opts.MaxAttempts = maxAttempts
-	}
-	d.groups[id] = g
+	g := &groupDelivery{id: m.ID, topic: m.Topic, opts: d.ledgerOptions(&m.Settings), letters: letterBox{name: protocol.DLQPrefix + m.Name}}
+	d.groups[m.ID] = g
 	for i := range t.Partitions {
-		p := d.partition(topic, i)
+		p := d.partition(m.Topic, i)
 		rd := &reader{part: p, ledger: d.ledgers[p.journal], group: g}
-		k := ledger.Key{Group: id, Topic: topic, Partition: i}
+		k := ledger.Key{Group: m.ID, Topic: m.Topic, Partition: i}
 		if rd.cur = rd.ledger.book.Cursor(k); rd.cur != nil {
 			rd.cur.Configure(&g.opts)
 		} else {
 			floor := max(p.first, 1) - 1
-			if policy == protocol.StartLatest {
+			if m.Policy == protocol.StartLatest {
 				floor = p.last
 			}
 			rd.cur = rd.ledger.book.Open(k, &g.opts, sequence(floor))
@@ -182,6 +175,17 @@ func (d *delivery) openGroup(id, topic uint16, policy protocol.StartPolicy, maxA
 		g.readers = append(g.readers, rd)
 		p.readers = append(p.readers, rd)
 	}
+}
+
+// ledgerOptions are a group's delivery settings; what they leave open is the broker's.
+func (d *delivery) ledgerOptions(s *metadata.GroupSettings) ledger.Options {
+	o := ledger.DefaultOptions()
+	o.Lease = d.c.opts.DeliveryLease
+	o.MaxAttempts = d.c.opts.DeliveryMaxAttempts
+	if s.MaxAttempts > 0 {
+		o.MaxAttempts = int(s.MaxAttempts)
+	}
+	return o
 }
 
 // groupDeleted implements deliverer.
@@ -193,9 +197,8 @@ func (d *delivery) groupDeleted(group uint16) {
 	delete(d.groups, group)
 	for _, rd := range g.readers {
 		d.detach(rd, true)
-		acked, dropped := rd.settled()
-		rd.part.acked += acked
-		rd.part.dropped += dropped
+		d.abandon(rd)
+		rd.part.settled = add(rd.part.settled, rd.cur.Stats().Run)
 		rd.ledger.book.Forget(rd.cur)
 		rd.part.readers = slices.DeleteFunc(rd.part.readers, func(o *reader) bool { return o == rd })
 	}
@@ -413,6 +416,7 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 		d.enqueue(p.con)
 	}
 	d.serveTurn()
+	next = earliest(next, d.serveLetters(now))
 	if len(d.waiting) > 0 {
 		next = earliest(next, d.waiting[0].deadline)
 	}

@@ -20,4 +20,7 @@ func (d *delivery) failed(code protocol.ErrorCode, text string) {
 			l.proposed.pop()
 		}
 	}
+	for _, l := range d.office.all {
+		d.answerLetter(l, code, text)
+	}
 }

@@ -58,7 +58,10 @@ type answer struct {
 	client Client
 	req    uint64
 	op     protocol.Op
-	since  uint64 // a sample: when the message was published, in Unix milliseconds; 0 = none
+	// since is, for an ACK, a sample: when the message was published, in Unix milliseconds; 0 = none. For a NACK of nacked's
+	// partition it is the sequence.
+	since  uint64
+	nacked *reader
 }
 
 func newLedgerLog(journal int, seed uint64) *ledgerLog {
@@ -66,8 +69,8 @@ func newLedgerLog(journal int, seed uint64) *ledgerLog {
 }
 
 // later has the client answered when everything that is queued now has committed.
-func (l *ledgerLog) later(client Client, req uint64, op protocol.Op, since uint64) {
-	l.answers.push(answer{client, req, op, since})
+func (l *ledgerLog) later(a answer) {
+	l.answers.push(a)
 	l.gathered++
 }
 
@@ -148,15 +151,26 @@ func (d *delivery) distrust(l *ledgerLog, err error) {
 func (d *delivery) settle(l *ledgerLog, n int, code protocol.ErrorCode) {
 	for range n {
 		a := l.answers.pop()
-		if code != 0 {
-			d.c.answerErr(a.client, a.req, a.op, code, "")
+		if a.nacked == nil || code != 0 {
+			d.answerNow(&a, code, "")
+			if a.nacked == nil && a.since != 0 && code == 0 {
+				d.latency.record(d.c.wallMs, a.since)
+			}
 			continue
 		}
-		d.c.answerOK(a.client, a.req, a.op)
-		if a.since != 0 {
-			d.latency.record(d.c.wallMs, a.since)
+		if code, text, hold := d.endOfMessage(&a); !hold {
+			d.answerNow(&a, code, text)
 		}
 	}
+}
+
+// answerNow answers an ACK or NACK: with OK, or with code.
+func (d *delivery) answerNow(a *answer, code protocol.ErrorCode, text string) {
+	if code != 0 {
+		d.c.answerErr(a.client, a.req, a.op, code, text)
+		return
+	}
+	d.c.answerOK(a.client, a.req, a.op)
 }
 
 // effects carries out what the ledger asks for.
@@ -169,26 +183,10 @@ func (d *delivery) effects(l *ledgerLog) {
 	for i := range l.fx.Exhausted {
 		d.exhausted(&l.fx.Exhausted[i])
 	}
+	for i := range l.fx.Parked {
+		d.parked(&l.fx.Parked[i])
+	}
 	l.fx.Reset()
-}
-
-// exhausted takes a message that is out of attempts or was rejected. As long as it has no other place to go, it stays,
-// and is tried again at the largest interval: nothing is thrown away.
-func (d *delivery) exhausted(e *ledger.Exhausted) {
-	if !e.Cursor.Defer(e.Sequence, d.c.now) {
-		return
-	}
-	k := e.Cursor.Key()
-	g := d.groups[k.Group]
-	if g == nil {
-		return
-	}
-	if g.exhausted++; g.exhausted&(g.exhausted-1) != 0 {
-		return // one line per doubling: a poisoned partition must not fill the log
-	}
-	d.log.Warn("a message is out of attempts and is tried again later", slog.Int("group", int(k.Group)), slog.Int("topic", int(k.Topic)),
-		slog.Int("partition", int(k.Partition)), slog.Uint64("sequence", uint64(e.Sequence)), slog.Int("failures", e.Failures),
-		slog.String("reason", e.Reason.String()), slog.Uint64("such_messages", g.exhausted))
 }
 
 // checkpoint writes the cursors down, so that the records before need not be read again.

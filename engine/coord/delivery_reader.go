@@ -46,14 +46,6 @@ type reader struct {
 
 	reported wal.Sequence // named in a pushed 0x4005
 	sample   sample
-
-	acked0, dropped0 uint64 // what recovery found
-}
-
-// settled returns how many messages were acknowledged and dropped since the broker's start.
-func (rd *reader) settled() (acked, dropped uint64) {
-	s := rd.cur.Stats()
-	return s.Acked - rd.acked0, s.Dropped - rd.dropped0
 }
 
 // hotPlace is where the record of seq begins in memory.
@@ -81,6 +73,9 @@ type coldRead struct {
 	req   wal.ReadRequest
 	rd    *reader // nil: nobody waits any more
 	place *coldPlace
+	// letter and search are set where the read is for a dead letter.
+	letter *letter
+	search *groupDelivery
 }
 
 // source is where a record lies: a reference on it keeps the record's bytes.
@@ -241,6 +236,14 @@ func (d *delivery) readDone(req *wal.ReadRequest) {
 		return
 	}
 	delete(d.reads, req.Tag)
+	switch {
+	case r.letter != nil:
+		d.letterRead(r.letter, req.Chunk, req.Err)
+		return
+	case r.search != nil:
+		d.searched(r.search, req.Chunk, req.Err)
+		return
+	}
 	rd, place, chunk, err, from := r.rd, r.place, req.Chunk, req.Err, req.From
 	*r = coldRead{}
 	d.spareReads = append(d.spareReads, r)

@@ -95,7 +95,7 @@ func (d *delivery) onAck(r *Request) {
 		since = s.since
 		*s = sample{}
 	}
-	d.answerVerdict(r, rd, verdict, since)
+	d.answerVerdict(r, rd, verdict, answer{since: since})
 }
 
 func (d *delivery) onNack(r *Request) {
@@ -116,13 +116,15 @@ func (d *delivery) onNack(r *Request) {
 	if rd.sample.seq == ledger.Sequence(m.Sequence) {
 		rd.sample = sample{}
 	}
-	d.answerVerdict(r, rd, verdict, 0)
+	d.answerVerdict(r, rd, verdict, answer{since: m.Sequence, nacked: rd})
 }
 
-func (d *delivery) answerVerdict(r *Request, rd *reader, v ledger.Verdict, since uint64) {
+// answerVerdict answers an ACK or NACK. a says what belongs to the answer where it has to wait for its record.
+func (d *delivery) answerVerdict(r *Request, rd *reader, v ledger.Verdict, a answer) {
 	switch v {
 	case ledger.Settling:
-		rd.ledger.later(r.Client, r.Req, r.Op, since)
+		a.client, a.req, a.op = r.Client, r.Req, r.Op
+		rd.ledger.later(a)
 	case ledger.Renewed:
 		d.c.answerOK(r.Client, r.Req, r.Op)
 	case ledger.StaleOwner:

@@ -3,6 +3,7 @@ package coord
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"sync/atomic"
 	"testing"
@@ -36,6 +37,8 @@ type rig struct {
 	wallMs  uint64
 	epoch   wal.Epoch
 	handle  uint64
+	// noTopics is why no dead-letter topic can be created.
+	noTopics error
 }
 
 // fakeJournal takes proposals and commits them in rounds.
@@ -45,6 +48,22 @@ type fakeJournal struct {
 	proposals []wal.Record
 	committed []wal.Record // ledger records, for replay
 	fail      error
+
+	letterTopic uint16
+	letters     []wal.Record // proposed
+	refuse      string       // why letters are refused
+	refused     []uint64
+}
+
+// ProposeMessage takes dead letters; the rig commits them with the next round.
+func (j *fakeJournal) ProposeMessage(topic, _ uint16, proposal uint64, key, head, value []byte) error {
+	if j.refuse != "" {
+		j.refused = append(j.refused, proposal)
+		return nil
+	}
+	j.letters = append(j.letters, wal.Record{Key: bytes.Clone(key), Value: append(bytes.Clone(head), value...)})
+	j.letterTopic = topic
+	return nil
 }
 
 func (j *fakeJournal) ProposeMetadata(uint64, []byte) error { return nil }
@@ -60,6 +79,7 @@ func (j *fakeJournal) ProposeLedger(_ int, proposal uint64, value []byte) error 
 // fakeStore holds the messages that are on disk, and the reads that were asked for.
 type fakeStore struct {
 	records   map[uint16][]wal.Record // by partition
+	letters   map[uint16][]wal.Record // stored dead letters, by topic
 	oldest    wal.Sequence
 	reads     []*wal.ReadRequest
 	done      int
@@ -77,7 +97,7 @@ func (s *fakeStore) SaveSnapshot(_ int, _ wal.SnapshotKind, position uint64, dat
 func newRig(t testing.TB, partitions uint16, adjust func(*Options)) *rig {
 	r := &rig{
 		t: t, now: time.Second, wallMs: 1_700_000_000_000, epoch: rigEpoch,
-		pool: ring.NewPool(1 << 30), journal: &fakeJournal{}, store: &fakeStore{records: map[uint16][]wal.Record{}},
+		pool: ring.NewPool(1 << 30), journal: &fakeJournal{}, store: &fakeStore{records: map[uint16][]wal.Record{}, letters: map[uint16][]wal.Record{}},
 		meta: metadata.NewState(),
 	}
 	r.opts = Options{Seed: 1, Now: func() time.Duration { return r.now }, WallMs: func() uint64 { return r.wallMs }}
@@ -106,17 +126,42 @@ func (r *rig) start() {
 	r.c = New(r.opts, r.journal, r.store, func(uint16, uint16) int { return 0 }, 1)
 	r.c.epoch = r.epoch
 	r.c.now, r.c.wallMs = r.now, r.wallMs
-	topic := r.meta.Topic(rigTopic)
-	r.c.registry.Store(&Registry{topics: []*Topic{nil, {ID: rigTopic, Name: "t", Partitions: topic.Partitions}}})
+	r.publishTopics()
 	r.d = r.c.delivery.(*delivery)
 	r.d.deps.meta = func() *metadata.State { return r.meta }
+	r.d.deps.ensureTopic = r.ensureTopic
 	r.d.deps.readDone = func(*wal.ReadRequest) { panic("the fake store answers by itself") }
+}
+
+// publishTopics has the registry show what the metadata says.
+func (r *rig) publishTopics() {
+	reg := &Registry{topics: make([]*Topic, r.meta.LastTopic()+1)}
+	for _, t := range r.meta.Topics() {
+		reg.topics[t.ID] = &Topic{ID: t.ID, Name: t.Name, Partitions: t.Partitions}
+	}
+	r.c.registry.Store(reg)
+}
+
+// ensureTopic creates dead-letter topics at once.
+func (r *rig) ensureTopic(name string, partitions uint16, done func(uint16, error)) {
+	if r.noTopics != nil {
+		done(0, r.noTopics)
+		return
+	}
+	t := r.meta.TopicByName(name)
+	if t == nil {
+		id := r.meta.LastTopic() + 1
+		r.apply(&metadata.TopicCreated{Topic: id, Partitions: partitions, Name: name})
+		t = r.meta.Topic(id)
+		r.publishTopics()
+	}
+	done(t.ID, nil)
 }
 
 // restart is kill -9 and a new start.
 func (r *rig) restart() {
 	r.t.Helper()
-	r.journal.proposals = nil
+	r.journal.proposals, r.journal.letters, r.journal.refused = nil, nil, nil
 	r.epoch++
 	old := r.d
 	r.start()
@@ -155,8 +200,15 @@ func (r *rig) turn() {
 
 // commit makes everything proposed so far durable, in one round, and takes a turn.
 func (r *rig) commit() {
-	for len(r.journal.proposals) > 0 {
-		r.round()
+	for j := r.journal; len(j.proposals)+len(j.letters)+len(j.refused) > 0; {
+		refused := j.refused
+		j.refused = nil
+		for _, id := range refused {
+			r.d.refused(id, j.refuse)
+		}
+		if len(j.proposals)+len(j.letters) > 0 {
+			r.round()
+		}
 		r.turn()
 	}
 }
@@ -178,6 +230,15 @@ func (r *rig) round(runs ...wal.TestRun) *wal.Round {
 		j.committed = append(j.committed, j.proposals...)
 		runs = append(runs, wal.TestRun{Stream: wal.StreamID{Kind: wal.Ledger}, Records: j.proposals})
 		j.proposals = nil
+	}
+	if len(j.letters) > 0 {
+		stored := r.store.letters[j.letterTopic]
+		for i := range j.letters {
+			j.letters[i].Sequence, j.letters[i].TimestampMs = wal.Sequence(len(stored)+i+1), r.wallMs
+		}
+		runs = append(runs, wal.TestRun{Stream: wal.StreamID{Kind: wal.Messages, Topic: j.letterTopic}, Records: j.letters})
+		r.store.letters[j.letterTopic] = append(stored, j.letters...)
+		j.letters = nil
 	}
 	j.number++
 	rd := wal.NewTestRound(r.pool, r.epoch, j.number, runs...)
@@ -231,11 +292,15 @@ func (r *rig) complete(req *wal.ReadRequest) {
 		from := max(req.From, r.store.oldest, 1)
 		var records []wal.Record
 		size := 0
-		for _, rec := range r.store.records[req.Stream.Partition] {
+		stored := r.store.records[req.Stream.Partition]
+		if req.Stream.Topic != rigTopic {
+			stored = r.store.letters[req.Stream.Topic]
+		}
+		for _, rec := range stored {
 			if rec.Sequence < from {
 				continue
 			}
-			size += wal.RecordSize(0, len(rec.Value))
+			size += wal.RecordSize(len(rec.Key), len(rec.Value))
 			if len(records) > 0 && size > req.MaxBytes {
 				break
 			}
@@ -289,8 +354,16 @@ func (r *rig) subscribe(group uint16, stream bool, adjust func(*subscription)) (
 	return cl, s
 }
 
+func (r *rig) apply(m metadata.Mutation) {
+	r.t.Helper()
+	if err := r.meta.Apply(r.meta.MutationID()+1, 1, m); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // addGroup makes another group on the topic.
 func (r *rig) addGroup(id uint16, policy protocol.StartPolicy) {
+	r.apply(&metadata.GroupCreated{Group: id, Topic: rigTopic, Policy: policy, Name: fmt.Sprint("g", id)})
 	r.d.groupCreated(id, rigTopic, policy)
 	r.turn()
 	r.commit()

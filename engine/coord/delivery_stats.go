@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/mortarmq/mortarmq/engine/ledger"
 )
 
 // latency holds the time from PUB to a durable ACK, sampled, over the last minute.
@@ -51,6 +53,10 @@ func (d *delivery) endToEnd() Quantiles {
 	}
 }
 
+func add(a, b ledger.Counts) ledger.Counts {
+	return ledger.Counts{Acked: a.Acked + b.Acked, Dropped: a.Dropped + b.Dropped, Buried: a.Buried + b.Buried}
+}
+
 // groupStats implements deliverer.
 func (d *delivery) groupStats(g *GroupStats) {
 	gd := d.groups[g.ID]
@@ -63,8 +69,10 @@ func (d *delivery) groupStats(g *GroupStats) {
 		g.InFlight += s.InFlight
 		g.Waiting += s.Unsettled - s.InFlight
 		g.Retries += s.Retried
-		g.Acknowledged += s.Acked - rd.acked0
-		g.Dropped += s.Dropped - rd.dropped0
+		g.Published += uint64(s.Last - s.Start)
+		g.Acknowledged += s.Acked
+		g.Dropped += s.Dropped
+		g.DLQ += s.Buried
 		if i < len(g.Parts) {
 			p := &g.Parts[i]
 			p.AckFloor, p.Lag, p.InFlight = uint64(s.Floor), s.Depth, s.InFlight
@@ -82,13 +90,14 @@ func (d *delivery) topicStats(t *TopicStats) {
 		t.Parts[i].FirstSeq, t.Parts[i].LastSeq = uint64(p.first), uint64(p.last)
 		t.Produced += p.produced
 		t.ProducedBytes += p.producedBytes
-		t.Delivered += p.acked
-		t.Dropped += p.dropped
+		n := p.settled
 		for _, rd := range p.readers {
-			acked, dropped := rd.settled()
-			t.Delivered += acked
-			t.Dropped += dropped
-			t.Parts[i].Depth = max(t.Parts[i].Depth, rd.cur.Stats().Depth)
+			s := rd.cur.Stats()
+			n = add(n, s.Run)
+			t.Parts[i].Depth = max(t.Parts[i].Depth, s.Depth)
 		}
+		t.Delivered += n.Acked
+		t.Dropped += n.Dropped
+		t.DLQ += n.Buried
 	}
 }

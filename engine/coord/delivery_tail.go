@@ -3,6 +3,7 @@ package coord
 import (
 	"sort"
 
+	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/wal"
 )
 
@@ -30,9 +31,10 @@ type partition struct {
 	first, last wal.Sequence
 	runs        deque[tailRun]
 	readers     []*reader
+	letters     bool // it holds dead letters
 	// Since the broker's start.
 	produced, producedBytes uint64
-	acked, dropped          uint64 // by groups that are deleted
+	settled                 ledger.Counts // by groups that are deleted
 }
 
 // addTail takes in the messages of a committed round and wakes who waits for them.
@@ -60,6 +62,13 @@ func (d *delivery) addTail(journal int, r *wal.Round) {
 		p.last = e.Last()
 		p.produced += uint64(e.Count)
 		p.producedBytes += uint64(e.Len) - uint64(e.Count)*wal.RecordHeaderLen
+		if p.letters && len(d.office.written) > 0 {
+			var rec wal.Record
+			for data := r.Data(e); len(data) > 0; {
+				data = data[wal.PeekRecord(data, &rec):]
+				d.letterCommitted(p, &rec)
+			}
+		}
 		for _, rd := range p.readers {
 			if rd.cur.Committed(sequence(p.last)) {
 				d.wake(rd)
@@ -122,10 +131,11 @@ func (d *delivery) partition(topic, id uint16) *partition {
 	k := partitionKey(topic, id)
 	p := d.parts[k]
 	if p == nil {
-		if t, ok := d.c.Registry().Topic(topic); !ok || id >= t.Partitions {
+		t, ok := d.c.Registry().Topic(topic)
+		if !ok || id >= t.Partitions {
 			return nil
 		}
-		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id)}
+		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id), letters: isLetterTopic(t.Name)}
 		d.parts[k] = p
 	}
 	return p

@@ -32,6 +32,7 @@ const (
 	evInterrupt
 	evStats
 	evLogFailed
+	evRefused
 )
 
 // event is one item of the inbox.
@@ -45,6 +46,7 @@ type event struct {
 	client  Client
 	stats   chan<- *Stats
 	text    string
+	id      uint64
 }
 
 // Submit hands over a batch of requests; the batch belongs to the coordinator afterwards.
@@ -124,6 +126,11 @@ func (c *Coordinator) LogFailed(reason string) {
 	c.inbox.Push(event{kind: evLogFailed, text: reason})
 }
 
+// Refused tells that a proposed message was not stored and won't be.
+func (c *Coordinator) Refused(proposal uint64, reason string) {
+	c.inbox.Push(event{kind: evRefused, id: proposal, text: reason})
+}
+
 // Stats returns a picture of the present state.
 func (c *Coordinator) Stats(ctx context.Context) (*Stats, error) {
 	answer := make(chan *Stats, 1)
@@ -158,6 +165,8 @@ func (c *Coordinator) handle(ev *event) {
 		ev.stats <- c.statistics()
 	case evLogFailed:
 		c.logHasFailed(ev.text)
+	case evRefused:
+		c.delivery.refused(ev.id, ev.text)
 	}
 }
 

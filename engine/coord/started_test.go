@@ -3,6 +3,7 @@ package coord
 import (
 	"testing"
 
+	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -54,6 +55,7 @@ func TestSub_ThatWaitsForAStartIsAnsweredIfThereIsNone(t *testing.T) {
 
 func TestDelivery_GroupHasStartedWithItsRecord(t *testing.T) {
 	r := newRig(t, 2, nil)
+	r.apply(&metadata.GroupCreated{Group: 9, Topic: rigTopic, Policy: protocol.StartLatest, Name: "g9"})
 	r.d.groupCreated(9, rigTopic, protocol.StartLatest)
 	r.turn()
 	if r.d.groupStarted(9) {

@@ -60,11 +60,15 @@ type GroupStats struct {
 	MembershipEpoch uint32
 	AssignmentEpoch uint32
 	// Lag is the largest depth of its partitions, InFlight the number of messages under a lease, Waiting that of
-	// messages not delivered yet or waiting for their next attempt.
+	// messages not delivered yet, waiting for their next attempt or for their dead letter.
 	Lag, InFlight, Waiting uint64
-	// Counters from the broker's start.
-	Acknowledged, Dropped, DLQ, Retries uint64
-	Members                             []MemberStats
+	// Published is the number of messages behind the position at which the group began, or was set to; of them,
+	// Acknowledged and Dropped are done, and DLQ of the dropped have a dead letter. All are on record and survive restarts:
+	// Published = Acknowledged + Dropped + InFlight + Waiting at any moment.
+	Published, Acknowledged, Dropped, DLQ uint64
+	// Retries counts redeliveries since the broker's start.
+	Retries uint64
+	Members []MemberStats
 	// Parts has one element per partition of the topic, in order.
 	Parts []GroupPartitionStats
 }

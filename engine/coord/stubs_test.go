@@ -124,6 +124,8 @@ func (l *stubLog) ProposeMetadata(proposal uint64, value []byte) error {
 	return nil
 }
 
+func (l *stubLog) ProposeMessage(uint16, uint16, uint64, []byte, []byte, []byte) error { return nil }
+
 func (l *stubLog) ProposeLedger(_ int, proposal uint64, value []byte) error {
 	l.ledger = append(l.ledger, wal.Record{ProducerSeq: proposal, Value: append([]byte(nil), value...)})
 	return nil
@@ -170,6 +172,7 @@ func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 func (d *stubDelivery) groupStarted(uint16) bool     { return !d.starting }
 func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
 func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
+func (d *stubDelivery) refused(uint64, string)       {}
 func (d *stubDelivery) request(r *Request, _ []byte) { d.say("request %v", r.Op) }
 func (d *stubDelivery) round(j int, r *wal.Round)    {}
 func (d *stubDelivery) failed(code protocol.ErrorCode, _ string) {

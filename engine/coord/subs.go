@@ -85,6 +85,8 @@ type deliverer interface {
 	// failed tells that the journals take nothing any more. Whoever waits for a commit is answered with the code and the
 	// text (empty: the code's own); so is every ACK and NACK from then on, which the coordinator sees to.
 	failed(code protocol.ErrorCode, text string)
+	// refused tells that a message that was proposed (Log.ProposeMessage) is not stored.
+	refused(proposal uint64, reason string)
 	// written tells that rounds up to n are in segments.
 	written(journal int, n wal.RoundNumber)
 	// readDone brings back a read; the request was the deliverer's.

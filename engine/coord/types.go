@@ -53,6 +53,10 @@ const ZeroCopyMin = 16 << 10
 type Log interface {
 	ProposeMetadata(proposal uint64, value []byte) error
 	ProposeLedger(journal int, proposal uint64, value []byte) error
+	// ProposeMessage appends a message to a partition: it gets the next sequence there, whatever else is published. Its
+	// value is head and value together; key, head and value are borrowed until the call returns. A message that can't be
+	// stored, for want of space too, comes back through Coordinator.Refused, in the order of the proposals.
+	ProposeMessage(topic, partition uint16, proposal uint64, key, head, value []byte) error
 }
 
 // Store is the cold side: reads of what is no longer in memory and snapshots of the folded state. Calls may come from

@@ -23,7 +23,7 @@ func (c *Cursor) applyStart(floor Sequence, fx *Effects) {
 	c.book.timers.set(c, never)
 	c.start, c.next = floor, floor+1
 	c.last = max(c.last, floor)
-	c.acked, c.dropped = 0, 0
+	c.total = Counts{}
 	c.begun = true
 	if c.book.live && c.moves > 0 {
 		c.moves--
@@ -62,30 +62,38 @@ func (c *Cursor) applyDone(it *Item, i int) error {
 	if last >= c.next && (it.Kind == KindAck || first > c.next) {
 		return errUnknown
 	}
-	n := uint64(0)
+	var n Counts
 	pos, _ := c.win.find(first)
 	for ; pos != c.win.tail; pos++ {
 		e := c.win.at(pos)
 		if e.seq > last {
 			break
 		}
-		if e.state != done {
-			c.finish(e)
-			n++
+		if e.state == done {
+			continue
 		}
+		switch {
+		case it.Kind == KindAck:
+			n.Acked++
+		case e.state == parked || e.state == burying:
+			n.Buried++
+			n.Dropped++
+		default:
+			n.Dropped++
+		}
+		c.finish(e)
 	}
 	if last >= c.next {
-		n += uint64(last - c.next + 1)
+		n.Dropped += uint64(last - c.next + 1)
 		c.next = last + 1
 		c.last = max(c.last, last)
 		if c.skip != 0 && c.next >= c.skip {
 			c.skip = 0
 		}
 	}
-	if it.Kind == KindAck {
-		c.acked += n
-	} else {
-		c.dropped += n
+	c.total.add(n)
+	if c.book.live {
+		c.run.add(n)
 	}
 	return nil
 }
@@ -140,7 +148,7 @@ func (c *Cursor) applyExhausted(seq, letters Sequence, fx *Effects) error {
 	c.set(e, parked)
 	e.delivery = DeliveryID(letters)
 	if c.book.live {
-		fx.Parked = append(fx.Parked, Parked{c, seq, letters})
+		fx.Parked = append(fx.Parked, Parked{c, seq, letters, int(e.failures), e.reason})
 	}
 	return nil
 }
@@ -170,7 +178,7 @@ func (c *Cursor) restore(now time.Duration, wallMs uint64, fx *Effects) {
 			}
 			c.retry.push(retry{e.at, e.seq})
 		case parked:
-			fx.Parked = append(fx.Parked, Parked{c, e.seq, Sequence(e.delivery)})
+			fx.Parked = append(fx.Parked, Parked{c, e.seq, Sequence(e.delivery), int(e.failures), e.reason})
 		case done, leased, acking, failing, dropping, exhausted, parking, burying: // only a live book has them
 		}
 	}

@@ -16,10 +16,11 @@ type Cursor struct {
 	last  Sequence // the last committed one that the host told of
 	skip  Sequence // a queued or proposed DROP of the fresh ones below it; 0 = none
 
-	counts         [burying + 1]int32 // open entries by state
-	acked, dropped uint64             // on record, since start
-	delivered      uint64             // deliveries made by this process
-	retried        uint64             // of them, second and later attempts
+	counts    [burying + 1]int32 // open entries by state
+	total     Counts             // on record, since start
+	run       Counts             // of them, those that this process has put there
+	delivered uint64             // deliveries made by this process
+	retried   uint64             // of them, second and later attempts
 
 	queue *queue        // events for the next record, nil if none
 	lease time.Duration // no lease ends before it; never if there is none
@@ -29,10 +30,25 @@ type Cursor struct {
 	moves int           // STARTs and FORGETs that are queued or proposed
 }
 
-// Stats are a cursor's numbers. Acked + Dropped + Unsettled = Last - Start at any moment.
+// Counts are numbers of messages that are done.
+type Counts struct {
+	Acked   uint64
+	Dropped uint64 // done without having been acknowledged
+	Buried  uint64 // of Dropped, those whose EXHAUSTED was on record: they have a dead letter
+}
+
+func (n *Counts) add(m Counts) {
+	n.Acked += m.Acked
+	n.Dropped += m.Dropped
+	n.Buried += m.Buried
+}
+
+// Stats are a cursor's numbers. Acked + Dropped + Unsettled = Last - Start at any moment, whatever happened in between:
+// both sides are on record. A move of the cursor (Seek) starts anew.
 type Stats struct {
 	Start, Floor, Last Sequence
-	Acked, Dropped     uint64
+	Counts                    // since Start
+	Run                Counts // since this process has begun; it only grows
 	Depth              uint64 // Last - Floor
 	Unsettled          uint64 // Depth less what is done above the floor
 	InFlight           uint64 // delivered and not on record as acknowledged, failed or dropped
@@ -71,7 +87,7 @@ func (c *Cursor) InFlight() int { return int(c.counts[leased] + c.counts[acking]
 func (c *Cursor) Stats() Stats {
 	s := Stats{
 		Start: c.start, Floor: c.Floor(), Last: max(c.last, c.next-1),
-		Acked: c.acked, Dropped: c.dropped,
+		Counts: c.total, Run: c.run,
 		InFlight: uint64(c.InFlight()), Delivered: c.delivered, Retried: c.retried,
 	}
 	s.Depth = uint64(s.Last - s.Floor)
@@ -258,21 +274,6 @@ func (c *Cursor) Return() {
 	}
 }
 
-// Defer gives an exhausted message another attempt after the maximum delay; for when there is nowhere to put it. It
-// reports whether the message was exhausted. A restart reports the message as Exhausted again.
-func (c *Cursor) Defer(seq Sequence, now time.Duration) bool {
-	e := c.openEntry(seq)
-	if e == nil || e.state != exhausted {
-		return false
-	}
-	c.set(e, waiting)
-	e.at = roundUp(now + c.opts.MaxDelay)
-	e.delayMs = uint32(c.opts.MaxDelay.Milliseconds())
-	c.retry.push(retry{e.at, e.seq})
-	c.rearm(now)
-	return true
-}
-
 // Park queues the EXHAUSTED of an exhausted message, with the last sequence of the dead-letter topic before its letter is
 // written there. The effect Parked follows when it is on record. It reports whether the message was exhausted.
 func (c *Cursor) Park(seq, letters Sequence) bool {
@@ -300,6 +301,28 @@ func (c *Cursor) Drop(seq Sequence) bool {
 	}
 	c.events().drop(seq, 1)
 	return true
+}
+
+// Ended tells whether seq, which was handed out, will not be delivered again by itself: it is done or out of attempts.
+func (c *Cursor) Ended(seq Sequence) bool {
+	e := c.win.get(seq)
+	if e == nil {
+		return true
+	}
+	switch e.state {
+	case done, dropping, exhausted, parking, parked, burying:
+		return true
+	case leased, acking, failing, waiting:
+		return false
+	default:
+		return false
+	}
+}
+
+// Parked tells whether the EXHAUSTED of seq is on record and its DROP is not queued.
+func (c *Cursor) Parked(seq Sequence) bool {
+	e := c.openEntry(seq)
+	return e != nil && e.state == parked
 }
 
 // Skip queues the DROP of all messages below first that were never delivered, because they are not stored any more.

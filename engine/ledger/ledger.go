@@ -104,7 +104,7 @@ type Options struct {
 	MaxAttempts int
 	// Backoff holds the delays before the second, third, ... attempt; the last one repeats.
 	Backoff []time.Duration
-	// JitterPercent of a delay, at most, are added to it; MaxDelay caps the sum. It is also the interval of Defer.
+	// JitterPercent of a delay, at most, are added to it; MaxDelay caps the sum.
 	JitterPercent int
 	MaxDelay      time.Duration
 	// Ordered holds a message back until the one before it is done.
@@ -162,7 +162,7 @@ func (o *Options) delay(failures int, src Source) time.Duration {
 func roundUp(t time.Duration) time.Duration { return (t + quantum - 1) &^ (quantum - 1) }
 
 // Exhausted is a message that will not be delivered again by itself: it failed the maximum of attempts or was rejected.
-// It stays open, and counts into the depth, until the host calls Defer, or Park and later Drop, for it.
+// It stays open, and counts into the depth, until the host calls Drop for it, or Park and later Drop.
 type Exhausted struct {
 	Cursor   *Cursor
 	Sequence Sequence
@@ -176,6 +176,8 @@ type Parked struct {
 	Cursor   *Cursor
 	Sequence Sequence
 	Letters  Sequence
+	Failures int
+	Reason   Reason // of the last failure
 }
 
 // Effects are what the host has to do after Apply, Tick or Restore. It empties them itself (Reset) before the next call.

@@ -244,26 +244,6 @@ func TestLedger_MaximumOfAttemptsIsObeyed(t *testing.T) {
 	}
 }
 
-func TestLedger_DeferredMessageIsNotLostAndCounts(t *testing.T) {
-	b := newBench(t, func(o *Options) { o.MaxAttempts = 1 })
-	b.c.Committed(1)
-	b.nack(b.take())
-	b.commit()
-	if len(b.fx.Exhausted) != 1 || !b.c.Defer(1, b.now) || b.c.Defer(1, b.now) {
-		t.Fatalf("exhausted %+v", b.fx.Exhausted)
-	}
-	b.wantNothing()
-	b.pass(31 * second)
-	if d := b.take(); d.attempt != 2 {
-		t.Fatalf("attempt %d, want 2", d.attempt)
-	}
-	b.restart()
-	if len(b.fx.Exhausted) != 1 {
-		t.Fatalf("after the restart exhausted %+v, want message 1", b.fx.Exhausted)
-	}
-	b.wantNothing()
-}
-
 func TestLedger_RejectedMessageIsExhaustedAtOnce(t *testing.T) {
 	b := newBench(t, nil)
 	b.c.Committed(2)
@@ -314,6 +294,13 @@ func TestLedger_ParkedMessageSurvivesRestartsUntilDropped(t *testing.T) {
 	b.c.Drop(1)
 	b.commit()
 	b.wantFloor(1)
+	if s, n := b.c.Stats(), (Counts{Dropped: 1, Buried: 1}); s.Counts != n || s.Run != n {
+		t.Fatalf("stats %+v, want one message with a dead letter", s)
+	}
+	b.restart()
+	if s, n := b.c.Stats(), (Counts{Dropped: 1, Buried: 1}); s.Counts != n || s.Run != (Counts{}) {
+		t.Fatalf("after the restart stats %+v", s)
+	}
 }
 
 func TestLedger_RestartRedeliversUnacknowledgedOnlyAndUsesNoAttempt(t *testing.T) {

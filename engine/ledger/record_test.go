@@ -35,6 +35,13 @@ func everyKind() *Book {
 // golden compares with frozen bytes, which are never regenerated.
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
+	if want := goldenBytes(t, name); !bytes.Equal(got, want) {
+		t.Fatalf("%s: got\n%x\nwant\n%x", name, got, want)
+	}
+}
+
+func goldenBytes(t *testing.T, name string) []byte {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
@@ -43,9 +50,7 @@ func golden(t *testing.T, name string, got []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(got, want) {
-		t.Fatalf("%s: got\n%x\nwant\n%x", name, got, want)
-	}
+	return want
 }
 
 func TestRecord_BytesAreFrozen(t *testing.T) {
@@ -65,7 +70,18 @@ func TestSnapshot_BytesAreFrozen(t *testing.T) {
 	b.commit()
 	b.c.Park(ds[3].seq, 500)
 	b.commit()
-	golden(t, "snapshot-v1.hex", b.book.AppendSnapshot(nil, b.now, b.wallMs))
+	golden(t, "snapshot-v2.hex", b.book.AppendSnapshot(nil, b.now, b.wallMs))
+}
+
+func TestSnapshot_OfVersion1IsStillRead(t *testing.T) {
+	old := goldenBytes(t, "snapshot-v1.hex")
+	b := NewBook(nil)
+	if err := b.Load(old); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := b.AppendSnapshot(nil, 0, 0), goldenBytes(t, "snapshot-v2.hex"); !bytes.Equal(got, want) {
+		t.Fatalf("read as\n%x\nwant\n%x", got, want)
+	}
 }
 
 // encodeItems writes decoded items again.

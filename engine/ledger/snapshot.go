@@ -9,14 +9,17 @@ import (
 // SnapshotVersion is the format version of a book's snapshot:
 //
 //	version u8, cursors u32, then by key
-//	  group u16 | topic u16 | partition u16 | start u64 | next u64 | acked u64 | dropped u64 | open u32, then by sequence
+//	  group u16 | topic u16 | partition u16 | start u64 | next u64 | acked u64 | dropped u64 | buried u64 | open u32, then
+//	  by sequence
 //	    seq u64 | failures u16 | reason u8 | parked u8 | delay_ms u32 | due_ms u64 | letters_last u64
 //
+// Version 1 did not have buried, the number of the dropped that have a dead letter; it is still read.
+//
 // Open messages without a failure have reason, delay_ms and due_ms 0. Everything below next that is not listed is done.
-const SnapshotVersion = 1
+const SnapshotVersion = 2
 
 const (
-	snapshotCursor = 6 + 4*8 + 4
+	snapshotCursor = 6 + 5*8 + 4
 	snapshotEntry  = 8 + 2 + 1 + 1 + 4 + 8 + 8
 )
 
@@ -37,8 +40,9 @@ func (b *Book) AppendSnapshot(dst []byte, now time.Duration, wallMs uint64) []by
 		dst = binary.BigEndian.AppendUint16(dst, c.key.Partition)
 		dst = binary.BigEndian.AppendUint64(dst, uint64(c.start))
 		dst = binary.BigEndian.AppendUint64(dst, uint64(c.next))
-		dst = binary.BigEndian.AppendUint64(dst, c.acked)
-		dst = binary.BigEndian.AppendUint64(dst, c.dropped)
+		dst = binary.BigEndian.AppendUint64(dst, c.total.Acked)
+		dst = binary.BigEndian.AppendUint64(dst, c.total.Dropped)
+		dst = binary.BigEndian.AppendUint64(dst, c.total.Buried)
 		dst = binary.BigEndian.AppendUint32(dst, uint32(c.win.live))
 		for p := c.win.head; p != c.win.tail; p++ {
 			if e := c.win.at(p); e.state != done {
@@ -84,14 +88,20 @@ func (b *Book) Load(data []byte) error {
 	if len(data) < 5 {
 		return fmt.Errorf("%w: snapshot of %d bytes", ErrRecord, len(data))
 	}
-	if data[0] != SnapshotVersion {
-		return fmt.Errorf("%w: snapshot of format version %d, this program knows %d", ErrRecord, data[0], SnapshotVersion)
+	version := data[0]
+	size := snapshotCursor
+	switch version {
+	case 1:
+		size -= 8
+	case SnapshotVersion:
+	default:
+		return fmt.Errorf("%w: snapshot of format version %d, this program knows up to %d", ErrRecord, version, SnapshotVersion)
 	}
 	n := binary.BigEndian.Uint32(data[1:])
 	data = data[5:]
 	prev := Key{}
 	for i := range n {
-		if len(data) < snapshotCursor {
+		if len(data) < size {
 			return fmt.Errorf("%w: snapshot ends within cursor %d of %d", ErrRecord, i+1, n)
 		}
 		k := Key{binary.BigEndian.Uint16(data), binary.BigEndian.Uint16(data[2:]), binary.BigEndian.Uint16(data[4:])}
@@ -104,7 +114,7 @@ func (b *Book) Load(data []byte) error {
 		}
 		c := b.insert(k)
 		var err error
-		if data, err = c.load(data[6:]); err != nil {
+		if data, err = c.load(data[6:], version); err != nil {
 			return fmt.Errorf("%w: snapshot of %s: %w", ErrRecord, k, err)
 		}
 	}
@@ -114,22 +124,30 @@ func (b *Book) Load(data []byte) error {
 	return nil
 }
 
-func (c *Cursor) load(data []byte) ([]byte, error) {
+func (c *Cursor) load(data []byte, version byte) ([]byte, error) {
 	c.begun = true
 	c.start = Sequence(binary.BigEndian.Uint64(data))
 	c.next = Sequence(binary.BigEndian.Uint64(data[8:]))
-	c.acked = binary.BigEndian.Uint64(data[16:])
-	c.dropped = binary.BigEndian.Uint64(data[24:])
-	open := binary.BigEndian.Uint32(data[32:])
-	data = data[36:]
+	n := &c.total
+	n.Acked = binary.BigEndian.Uint64(data[16:])
+	n.Dropped = binary.BigEndian.Uint64(data[24:])
+	data = data[32:]
+	if version > 1 {
+		n.Buried = binary.BigEndian.Uint64(data)
+		data = data[8:]
+	}
+	open := binary.BigEndian.Uint32(data)
+	data = data[4:]
 	c.last = c.next - 1
 	switch {
 	case c.next == 0 || c.next > maxSequence || c.start >= c.next:
 		return nil, fmt.Errorf("positions %d and %d out of range", c.start, c.next)
 	case open > maxOpen || uint64(open) > uint64(len(data))/snapshotEntry:
 		return nil, fmt.Errorf("%d open messages do not fit", open)
-	case c.acked > uint64(c.next) || c.dropped > uint64(c.next) || c.acked+c.dropped+uint64(open) != uint64(c.next-c.start-1):
-		return nil, fmt.Errorf("%d acknowledged, %d dropped and %d open do not make %d", c.acked, c.dropped, open, c.next-c.start-1)
+	case n.Acked > uint64(c.next) || n.Dropped > uint64(c.next) || n.Acked+n.Dropped+uint64(open) != uint64(c.next-c.start-1):
+		return nil, fmt.Errorf("%d acknowledged, %d dropped and %d open do not make %d", n.Acked, n.Dropped, open, c.next-c.start-1)
+	case n.Buried > n.Dropped:
+		return nil, fmt.Errorf("%d dead letters of %d dropped messages", n.Buried, n.Dropped)
 	}
 	prev := c.start
 	for range open {

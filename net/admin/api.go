@@ -54,7 +54,8 @@ type Partition struct {
 	Depth     uint64 `json:"depth"`
 }
 
-// Group is an element of /groups and of /stats; only the latter has members and partitions.
+// Group is an element of /groups and of /stats; only the latter has members and partitions. At any moment published =
+// acknowledged + dropped + in_flight + waiting; these are on record and survive restarts, retries counts from the start.
 type Group struct {
 	Group           string `json:"group"`
 	Topic           string `json:"topic"`
@@ -62,6 +63,7 @@ type Group struct {
 	State           string `json:"state"`
 	InFlight        uint64 `json:"in_flight"`
 	Waiting         uint64 `json:"waiting"`
+	Published       uint64 `json:"published"`
 	Acknowledged    uint64 `json:"acknowledged"`
 	Dropped         uint64 `json:"dropped"`
 	DLQ             uint64 `json:"dlq"`
@@ -111,7 +113,7 @@ func topicOf(t *coord.TopicStats, parts bool) Topic {
 func groupOf(g *coord.GroupStats, detail bool) Group {
 	v := Group{
 		Group: g.Name, Topic: g.Topic, Lag: g.Lag, State: g.State, InFlight: g.InFlight, Waiting: g.Waiting,
-		Acknowledged: g.Acknowledged, Dropped: g.Dropped, DLQ: g.DLQ, Retries: g.Retries,
+		Published: g.Published, Acknowledged: g.Acknowledged, Dropped: g.Dropped, DLQ: g.DLQ, Retries: g.Retries,
 		MembershipEpoch: g.MembershipEpoch, AssignmentEpoch: g.AssignmentEpoch,
 	}
 	if !detail {

@@ -43,7 +43,14 @@ var (
 
 	groupLag      = gauge("group_lag", "Largest depth of the group's partitions.", "topic", "group")
 	groupInFlight = gauge("group_in_flight", "Messages under a lease.", "topic", "group")
-	groupRetries  = counter("group_retries_total", "Redeliveries.", "topic", "group")
+	groupWaiting  = gauge("group_waiting", "Messages not delivered yet, waiting for their next attempt or for their dead letter.", "topic", "group")
+	// These four and the two above make a sum: published = acknowledged + dropped + in flight + waiting. They are on record
+	// and survive restarts; they start anew where the group is set to another position.
+	groupPublished = counter("group_published_total", "Messages behind the position at which the group began.", "topic", "group")
+	groupAcked     = counter("group_acknowledged_total", "Of the published messages, those acknowledged.", "topic", "group")
+	groupDropped   = counter("group_dropped_total", "Of the published messages, those out of attempts or rejected.", "topic", "group")
+	groupDLQ       = counter("group_dlq_total", "Of the dropped messages, those in the dead-letter topic.", "topic", "group")
+	groupRetries   = counter("group_retries_total", "Redeliveries.", "topic", "group")
 
 	e2eLatency = gauge("e2e_latency_ms", "Time from PUB received to ACK durable, over the last 60 s, in milliseconds.", "quantile")
 )
@@ -132,6 +139,11 @@ func (e *emitter) coord(s *coord.Stats) {
 		e.emit(groupLag, float64(g.Lag), g.Topic, g.Name)
 		e.emit(groupInFlight, float64(g.InFlight), g.Topic, g.Name)
 		e.emit(groupRetries, float64(g.Retries), g.Topic, g.Name)
+		e.emit(groupWaiting, float64(g.Waiting), g.Topic, g.Name)
+		e.emit(groupPublished, float64(g.Published), g.Topic, g.Name)
+		e.emit(groupAcked, float64(g.Acknowledged), g.Topic, g.Name)
+		e.emit(groupDropped, float64(g.Dropped), g.Topic, g.Name)
+		e.emit(groupDLQ, float64(g.DLQ), g.Topic, g.Name)
 	}
 }
 
