@@ -64,11 +64,12 @@ race: ## unit tests under the race detector
 fuzz: ## every fuzz target for FUZZTIME (2s)
 	tools/fuzz $(FUZZTIME)
 
-crash: ## real mortard processes: kill -9, restarts, damaged data; with a race-built broker
+crash: ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data
 	go test -count=1 -timeout 10m ./tests/...
+	go test -race -count=1 -short -timeout 10m ./tests/...
 
-soak: ## longer crash rounds: make soak ROUNDS=200 [SEED=n]
-	SOAK_ROUNDS=$(or $(ROUNDS),200) go test -count=1 -timeout 0 -run TestSoak -v ./tests/...
+soak: ## crash rounds with ever new seeds: make soak [DURATION=30m] [SEED=n]
+	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m)
 
 bench: build ## throughput and latency against a real mortard: make bench [PROFILE=1] [ARGS='--quick']
 	go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard $(if $(PROFILE),--profile) $(ARGS)

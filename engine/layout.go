@@ -34,7 +34,7 @@ func openLayout(dir string, want int) (layout, error) {
 	}
 	var l layout
 	if err := json.Unmarshal(b, &l); err != nil {
-		return layout{}, fmt.Errorf("%s is damaged (%w): it says how many journals the directory has; restore it from a backup, or write {\"format\":1,\"journals\":N} with N the number of folders in %s", path, err, filepath.Join(dir, "journal"))
+		return layout{}, fmt.Errorf("%s is damaged (%w): it says how many journals the directory has; restore it from a backup, or write {\"format\":1,\"journals\":N} with N one more than the number of shard-* directories in %s", path, err, dir)
 	}
 	if l.Format != layoutFormat {
 		return layout{}, fmt.Errorf("%s has format %d, this broker reads format %d: use the version that wrote it", path, l.Format, layoutFormat)

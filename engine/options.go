@@ -64,12 +64,13 @@ func DefaultOptions(dir string) Options {
 // Bounds of the options.
 const (
 	maxShards             = 64
-	minJournalFileBytes   = 1 << 20
+	minJournalFileBytes   = 2 << 20 // a round of many messages, and the file's header
 	maxJournalFileBytes   = 1 << 30
 	minMemoryBytes        = 96 << 20 // a gathering and a written round of 17 MiB each, slab rounding, a cold read
+	minTailBytes          = 1 << 20
 	minSegmentMaxBytes    = 64 << 10
 	maxSegmentMaxBytes    = 4<<30 - 17<<20 // offsets in the sparse index are 32 bits
-	maxPartitionsPerTopic = 65535
+	maxPartitionsPerTopic = 65534          // 0xFFFF asks for routing
 )
 
 // Validate reports every option that is out of its bounds.
@@ -89,12 +90,13 @@ func (o *Options) Validate() error {
 	check(o.JournalMinFiles >= 2 && o.JournalMinFiles <= o.JournalMaxFiles && o.JournalMaxFiles <= 1024,
 		"journal files are %d to %d: use at least 2 and at most 1024", o.JournalMinFiles, o.JournalMaxFiles)
 	check(o.MemoryBytes >= minMemoryBytes, "memory_bytes is %d: use at least %d", o.MemoryBytes, minMemoryBytes)
-	check(o.TailBytes >= 0 && o.TailBytes <= o.MemoryBytes/2, "tail_bytes is %d: use at most half of memory_bytes (%d)", o.TailBytes, o.MemoryBytes)
+	check(o.TailBytes >= minTailBytes && o.TailBytes <= o.MemoryBytes/2,
+		"tail_bytes is %d: use %d to half of memory_bytes (%d)", o.TailBytes, minTailBytes, o.MemoryBytes)
 	check(o.PartitionDefaultCount >= 1 && o.PartitionDefaultCount <= maxPartitionsPerTopic,
 		"partition_default_count is %d: use 1 to %d", o.PartitionDefaultCount, maxPartitionsPerTopic)
 	check(o.DeliveryMaxAttempts >= 1, "delivery_max_attempts is %d: use at least 1", o.DeliveryMaxAttempts)
 	check(o.DeliveryLease > 0, "delivery_lease_ms is %v: use at least 1", o.DeliveryLease)
-	check(o.PollMaxWait >= 0, "poll_max_wait_ms is %v: use 0 or more", o.PollMaxWait)
+	check(o.PollMaxWait >= time.Millisecond, "poll_max_wait_ms is %v: use at least 1", o.PollMaxWait)
 	check(o.CreditInitialCount >= 1 && o.CreditInitialCount <= 65535, "credit_initial_count is %d: use 1 to 65535", o.CreditInitialCount)
 	check(o.MetadataSnapshotRecords >= 1, "metadata_snapshot_records is %d: use at least 1", o.MetadataSnapshotRecords)
 	switch o.IOBackend {

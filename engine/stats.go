@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/coord"
@@ -42,7 +43,10 @@ func (e *Engine) Stats(ctx context.Context) (*Stats, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stats{Uptime: e.now(), Failure: e.Err(), Quarantined: e.quarantined, Coord: c}
+	s := &Stats{Uptime: e.now(), Failure: e.Err(), Coord: c}
+	e.mu.Lock()
+	s.Quarantined = slices.Clone(e.quarantined)
+	e.mu.Unlock()
 	s.Backend, s.Reason = e.Backend()
 	for i, sh := range e.shards {
 		st := ShardStats{
@@ -74,7 +78,7 @@ func (e *Engine) Healthy() (ok bool, state string) {
 	case e.failure != nil:
 		return false, fmt.Sprintf("read only: %v", e.failure)
 	case e.coord.Registry().Quarantined():
-		return false, "metadata is quarantined: see data/metadata/quarantine"
+		return false, "metadata is quarantined: see metadata/quarantine in the data directory"
 	case len(e.quarantined) > 0:
 		return true, fmt.Sprintf("serving, except %d quarantined partitions", len(e.quarantined))
 	}

@@ -121,6 +121,12 @@ func (l *storeLoop) hook() {
 	sh := l.eng.shards[l.id]
 	l.store.OnWritten(func(n wal.RoundNumber) { l.eng.coord.Written(l.id, n) })
 	l.store.OnDurable(func(n wal.RoundNumber) { sh.inbox.Push(message{kind: msgTrim, round: n}) })
+	l.store.OnQuarantine(func(r wal.QuarantineReport) {
+		l.eng.quarantine(r)
+		if id := r.Stream; id.Kind == wal.Messages {
+			sh.inbox.Push(message{kind: msgQuarantine, topic: id.Topic, index: id.Partition})
+		}
+	})
 	l.store.OnSweepStart(func(n wal.RoundNumber) {
 		l.sweepAsk.Store(false)
 		sh.inbox.Push(message{kind: msgSnapshot, round: n})

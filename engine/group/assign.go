@@ -1,5 +1,38 @@
 package group
 
+// Strategy says how partitions are spread over members. Whatever it is, no two members differ by more than one.
+type Strategy uint8
+
+const (
+	// Sticky moves as few partitions as possible.
+	Sticky Strategy = iota
+	// Averagely gives each member a run of neighbouring partitions, the first members one more where they don't come out
+	// even: 8 partitions and 3 members are 012|345|67. It is RocketMQ's AllocateMessageQueueAveragely.
+	Averagely
+	// Circle deals the partitions out one by one: 036|147|25. It is RocketMQ's AllocateMessageQueueAveragelyByCircle.
+	Circle
+)
+
+// assign computes the target of a strategy. members and previous are as in Assign; only Sticky looks at previous.
+func (s Strategy) assign(members, previous []uint64) []uint64 {
+	if s == Sticky || len(members) == 0 {
+		return Assign(members, previous)
+	}
+	result := make([]uint64, len(previous))
+	base, extra := len(result)/len(members), len(result)%len(members)
+	for p := range result {
+		switch {
+		case s == Circle:
+			result[p] = members[p%len(members)]
+		case p < extra*(base+1):
+			result[p] = members[p/(base+1)]
+		default:
+			result[p] = members[extra+(p-extra*(base+1))/base]
+		}
+	}
+	return result
+}
+
 // Assign spreads partitions over members so that no two members differ by more than one, moving as few as possible.
 //
 // members are distinct and ascending; previous says for each partition who has (or was promised) it, 0 or an id that is

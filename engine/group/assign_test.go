@@ -86,3 +86,40 @@ func TestAssign_IsBalancedAndMovesNoMoreThanItMust(t *testing.T) {
 		}
 	}
 }
+
+func TestStrategy_DealsOutAsRocketMQDoes(t *testing.T) {
+	three := []uint64{1, 2, 3}
+	for name, c := range map[string]struct {
+		s       Strategy
+		members []uint64
+		parts   int
+		want    []uint64
+	}{
+		"averagely":                        {Averagely, three, 8, []uint64{1, 1, 1, 2, 2, 2, 3, 3}},
+		"circle":                           {Circle, three, 8, []uint64{1, 2, 3, 1, 2, 3, 1, 2}},
+		"averagely, even":                  {Averagely, three, 6, []uint64{1, 1, 2, 2, 3, 3}},
+		"averagely, more members":          {Averagely, three, 2, []uint64{1, 2}},
+		"circle, more members":             {Circle, three, 2, []uint64{1, 2}},
+		"averagely, nobody":                {Averagely, nil, 2, []uint64{0, 0}},
+		"circle, nobody":                   {Circle, nil, 2, []uint64{0, 0}},
+		"sticky keeps what averagely does": {Sticky, []uint64{1, 2}, 4, []uint64{2, 1, 2, 1}},
+	} {
+		previous := []uint64{2, 1, 2, 1, 2, 1, 2, 1}[:c.parts]
+		if got := c.s.assign(c.members, previous); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+	for members := 1; members < 20; members++ {
+		var ids []uint64
+		for i := range members {
+			ids = append(ids, uint64(10+i))
+		}
+		for parts := range 70 {
+			for _, s := range []Strategy{Averagely, Circle} {
+				if got, want := s.assign(ids, make([]uint64, parts)), naive(s, ids, parts); !slices.Equal(got, want) {
+					t.Fatalf("strategy %d, %d members, %d partitions: %v, want %v", s, members, parts, got, want)
+				}
+			}
+		}
+	}
+}

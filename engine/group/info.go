@@ -31,11 +31,10 @@ func (m *Machine) Members() []MemberInfo {
 	return all
 }
 
-// Parts returns the partitions in order.
+// Parts returns the partitions in order. Those of a broadcast group have no owner: every member owns each of them.
 func (m *Machine) Parts() []PartInfo {
-	all := make([]PartInfo, len(m.parts))
-	for i := range m.parts {
-		p := &m.parts[i]
+	all := make([]PartInfo, m.partitions)
+	for i, p := range m.parts {
 		all[i] = PartInfo{Owner: p.owner, OwnershipEpoch: p.epoch, Installed: p.installed}
 	}
 	return all

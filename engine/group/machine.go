@@ -2,6 +2,7 @@ package group
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 	"time"
 
@@ -20,12 +21,18 @@ type Machine struct {
 
 	members   []*member // ascending by id
 	bySession map[uint64]*member
-	parts     []part
-	// notices finds the partition of an unconfirmed notice.
-	notices map[uint64]uint16
+	// parts are the partitions, in order; in a broadcast group there are none and each member has parts of its own.
+	parts      []*part
+	partitions int
+	// notices finds the part that an unconfirmed notice is about.
+	notices map[uint64]*part
 
 	waiting []joiner
 	flight  flight
+	// due is not later than the first moment at which tick has something to do; hasDue is false if there is none.
+	// Deadlines that move away, as a member's does with all that it sends, are not followed.
+	due    time.Duration
+	hasDue bool
 	// retryAt is when a refused batch is proposed again; 0: nothing was refused.
 	retryAt time.Duration
 	// reassign: the target must be computed anew even if no member changes.
@@ -49,10 +56,14 @@ type member struct {
 	leaving bool
 	// leaveRefs are answered when the removal is committed.
 	leaveRefs []uint64
+	// parts are what it owns in a broadcast group.
+	parts []*part
 }
 
-// part is one partition.
+// part is one partition; in a broadcast group, one for each member.
 type part struct {
+	partition uint16
+
 	owner  uint64
 	epoch  uint64
 	target uint64
@@ -96,24 +107,30 @@ func New(now time.Duration, opts Options, st State) *Machine {
 		lastMember:      max(st.LastMember, opts.MemberBase),
 		lastNotice:      opts.NoticeBase,
 		bySession:       make(map[uint64]*member),
-		parts:           make([]part, len(st.Parts)),
-		notices:         make(map[uint64]uint16),
+		partitions:      len(st.Parts),
+		notices:         make(map[uint64]*part),
 	}
 	for _, s := range st.Members {
 		m.members = append(m.members, &member{
 			id: s.ID, joinEpoch: s.JoinEpoch, installed: st.AssignmentEpoch, lastOp: now, lostUntil: now + SessionTimeout, restored: true,
 		})
 	}
-	for i, p := range st.Parts {
-		m.parts[i] = part{owner: p.Owner, epoch: p.OwnershipEpoch, target: p.Target}
+	if opts.Broadcast {
+		for _, mb := range m.members {
+			m.giveAll(mb)
+		}
+	} else {
+		for i, p := range st.Parts {
+			m.parts = append(m.parts, &part{partition: uint16(i), owner: p.Owner, epoch: p.OwnershipEpoch, target: p.Target})
+		}
 	}
 	// The old notices are forgotten with the old machine; these wait for their members to come back.
-	for i := range m.parts {
-		if p := &m.parts[i]; p.owner != 0 {
+	for p := range m.all() {
+		if p.owner != 0 {
 			if p.target != 0 && p.target != p.owner {
-				m.newNotice(now, uint16(i), protocol.NoticeRevoke)
+				m.newNotice(now, p, protocol.NoticeRevoke)
 			} else {
-				m.newNotice(now, uint16(i), protocol.NoticeAssign)
+				m.newNotice(now, p, protocol.NoticeAssign)
 			}
 		}
 	}
@@ -122,7 +139,49 @@ func New(now time.Duration, opts Options, st State) *Machine {
 		m.reassign = true
 		m.retryAt = max(now, 1)
 	}
+	m.reckon()
 	return m
+}
+
+// giveAll makes a member of a broadcast group the owner of every partition.
+func (m *Machine) giveAll(mb *member) {
+	mb.parts = make([]*part, m.partitions)
+	for i := range mb.parts {
+		mb.parts[i] = &part{partition: uint16(i), owner: mb.id, target: mb.id, epoch: uint64(mb.joinEpoch)}
+	}
+}
+
+// all goes through every part there is.
+func (m *Machine) all() iter.Seq[*part] {
+	return func(yield func(*part) bool) {
+		for _, p := range m.parts {
+			if !yield(p) {
+				return
+			}
+		}
+		for _, mb := range m.members {
+			for _, p := range mb.parts {
+				if !yield(p) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// owned goes through the parts that a member owns.
+func (m *Machine) owned(mb *member) iter.Seq[*part] {
+	return func(yield func(*part) bool) {
+		list := m.parts
+		if m.opts.Broadcast {
+			list = mb.parts
+		}
+		for _, p := range list {
+			if p.owner == mb.id && !yield(p) {
+				return
+			}
+		}
+	}
 }
 
 // Step handles one event. now never goes back. Effects are appended to fx in the order in which they must be done.
@@ -152,6 +211,9 @@ func (m *Machine) Step(now time.Duration, ev *Event, fx *Effects) {
 		m.committed(now, fx)
 	case Refused:
 		m.refused(now, fx)
+	case Configure:
+		m.opts.Strategy, m.reassign = ev.Strategy, true
+		m.prepare(fx)
 	case Close:
 		m.close(ev, fx)
 	case Tick:
@@ -164,38 +226,34 @@ func (m *Machine) stepClosed(ev *Event, fx *Effects) {
 	switch ev.Kind {
 	case Join, Rejoin, Heartbeat, Leave:
 		fx.add(Effect{Kind: Answer, Ref: ev.Ref, Session: ev.Session, Code: protocol.CodeUnknownGroup, Text: "the group was deleted: SUB again"})
-	case Touch, SessionClosed, Confirm, Committed, Refused, Close, Tick:
+	case Touch, SessionClosed, Confirm, Committed, Refused, Configure, Close, Tick:
 	}
 }
 
-// Deadline returns when the machine wants its next Tick, and false if nothing is due.
-func (m *Machine) Deadline() (time.Duration, bool) {
-	if m.closed {
-		return 0, false
+// Deadline returns when the machine wants its next Tick, and false if nothing is due. It may turn out to be early.
+func (m *Machine) Deadline() (time.Duration, bool) { return m.due, m.hasDue && !m.closed }
+
+// dueBy sees to a tick at t or earlier.
+func (m *Machine) dueBy(t time.Duration) {
+	if !m.hasDue || t < m.due {
+		m.due, m.hasDue = t, true
 	}
-	var at time.Duration
-	set := false
-	earliest := func(t time.Duration) {
-		if !set || t < at {
-			at, set = t, true
-		}
-	}
+}
+
+// reckon computes due from everything that has a deadline.
+func (m *Machine) reckon() {
+	m.hasDue = false
 	if m.retryAt != 0 && m.flight.left == 0 {
-		earliest(m.retryAt)
+		m.dueBy(m.retryAt)
 	}
 	for _, mb := range m.members {
 		if !mb.leaving {
-			earliest(mb.expiry())
+			m.dueBy(mb.expiry())
 		}
 	}
-	if len(m.notices) > 0 {
-		for i := range m.parts {
-			if p := &m.parts[i]; p.notice.NoticeID != 0 {
-				earliest(min(p.deadline, p.repeatAt))
-			}
-		}
+	for _, p := range m.notices {
+		m.dueBy(min(p.deadline, p.repeatAt))
 	}
-	return at, set
 }
 
 // expiry is when the member is removed if nothing is heard of it.
@@ -213,13 +271,14 @@ func (m *Machine) tick(now time.Duration, fx *Effects) {
 		}
 	}
 	if len(m.notices) > 0 {
-		for i := range m.parts {
-			m.tickNotice(now, uint16(i), fx)
+		for p := range m.all() {
+			m.tickNotice(now, p, fx)
 		}
 	}
 	if m.retryAt <= now {
 		m.prepare(fx)
 	}
+	m.reckon()
 }
 
 // close ends everything; what the machine had asked the log for no longer matters, the group is gone from it.
@@ -250,5 +309,5 @@ func (m *Machine) limit() int {
 	if m.opts.MaxMembers > 0 {
 		return m.opts.MaxMembers
 	}
-	return max(minMemberLimit, len(m.parts))
+	return max(minMemberLimit, m.partitions)
 }

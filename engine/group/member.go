@@ -33,11 +33,7 @@ func (m *Machine) rejoin(now time.Duration, ev *Event, fx *Effects) {
 	mb.session, mb.lastOp = ev.Session, now
 	m.bySession[ev.Session] = mb
 	fx.add(Effect{Kind: Answer, Ref: ev.Ref, Session: ev.Session, Member: mb.id, MembershipEpoch: mb.joinEpoch, AssignmentEpoch: mb.installed})
-	for i := range m.parts {
-		p := &m.parts[i]
-		if p.owner != mb.id {
-			continue
-		}
+	for p := range m.owned(mb) {
 		if p.notice.NoticeID != 0 {
 			if p.notice.Kind == protocol.NoticeAssign {
 				p.deadline = now + AssignTimeout
@@ -45,12 +41,12 @@ func (m *Machine) rejoin(now time.Duration, ev *Event, fx *Effects) {
 				// reaches it ahead of the first message.
 				p.installed = p.installed || mb.restored
 			}
-			m.send(now, uint16(i), fx)
+			m.send(now, p, fx)
 		}
 		if p.installed {
-			fx.add(Effect{Kind: Install, Session: mb.session, Member: mb.id, Partition: uint16(i), OwnershipEpoch: p.epoch})
+			fx.add(Effect{Kind: Install, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch})
 			if p.notice.Kind == protocol.NoticeRevoke && p.notice.NoticeID != 0 {
-				fx.add(Effect{Kind: Drain, Session: mb.session, Member: mb.id, Partition: uint16(i), OwnershipEpoch: p.epoch})
+				fx.add(Effect{Kind: Drain, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch})
 			}
 		}
 	}
@@ -102,6 +98,7 @@ func (m *Machine) sessionClosed(now time.Duration, session uint64) {
 		delete(m.bySession, session)
 		mb.session = 0
 		mb.lostUntil = now + LostTimeout
+		m.dueBy(mb.lostUntil)
 		return
 	}
 	for i := range m.flight.joins {
@@ -124,12 +121,9 @@ func (m *Machine) remove(mb *member, code protocol.ErrorCode, text string, grace
 	}
 	mb.leaving = true
 	m.stopOwned(mb, graceful, fx)
-	for i := range m.parts {
-		p := &m.parts[i]
-		if p.owner == mb.id {
-			m.dropNotice(p)
-			p.installed, p.released = false, true
-		}
+	for p := range m.owned(mb) {
+		m.dropNotice(p)
+		p.installed, p.released = false, true
 	}
 	m.endSession(mb, code, text, graceful, fx)
 }
@@ -139,9 +133,9 @@ func (m *Machine) stopOwned(mb *member, graceful bool, fx *Effects) {
 	if mb.session == 0 {
 		return
 	}
-	for i := range m.parts {
-		if p := &m.parts[i]; p.owner == mb.id && p.installed {
-			fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: uint16(i), OwnershipEpoch: p.epoch, Graceful: graceful})
+	for p := range m.owned(mb) {
+		if p.installed {
+			fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch, Graceful: graceful})
 		}
 	}
 }

@@ -8,20 +8,20 @@ import (
 
 // newNotice makes the notice about a partition for its present owner, in place of an older one. Whoever has a connection
 // gets it with the next send.
-func (m *Machine) newNotice(now time.Duration, partition uint16, kind protocol.NoticeKind) {
-	p := &m.parts[partition]
+func (m *Machine) newNotice(now time.Duration, p *part, kind protocol.NoticeKind) {
 	m.dropNotice(p)
 	m.lastNotice++
 	p.notice = protocol.Notice{
-		NoticeID: m.lastNotice, Kind: kind, GroupID: m.opts.Group, TopicID: m.opts.Topic, Partition: partition,
+		NoticeID: m.lastNotice, Kind: kind, GroupID: m.opts.Group, TopicID: m.opts.Topic, Partition: p.partition,
 		MembershipEpoch: m.membershipEpoch, AssignmentEpoch: m.assignmentEpoch, OwnershipEpoch: p.epoch, MemberID: p.owner,
 	}
-	m.notices[p.notice.NoticeID] = partition
+	m.notices[p.notice.NoticeID] = p
 	p.deadline = now + AssignTimeout
 	if kind == protocol.NoticeRevoke {
 		p.deadline = now + RevokeTimeout
 	}
 	p.repeatAt = now + NoticeRepeat
+	m.dueBy(min(p.deadline, p.repeatAt))
 }
 
 func (m *Machine) dropNotice(p *part) {
@@ -32,25 +32,24 @@ func (m *Machine) dropNotice(p *part) {
 }
 
 // send sends the notice about a partition if its owner has a connection.
-func (m *Machine) send(now time.Duration, partition uint16, fx *Effects) {
-	p := &m.parts[partition]
+func (m *Machine) send(now time.Duration, p *part, fx *Effects) {
 	p.repeatAt = now + NoticeRepeat
+	m.dueBy(p.repeatAt)
 	if mb := m.member(p.owner); mb != nil && mb.session != 0 {
 		fx.add(Effect{Kind: Send, Session: mb.session, Member: mb.id, Notice: p.notice})
 	}
 }
 
 // tickNotice repeats the notice about a partition, or does what its silence means.
-func (m *Machine) tickNotice(now time.Duration, partition uint16, fx *Effects) {
-	p := &m.parts[partition]
+func (m *Machine) tickNotice(now time.Duration, p *part, fx *Effects) {
 	switch {
 	case p.notice.NoticeID == 0:
 	case p.deadline > now:
 		if p.repeatAt <= now {
-			m.send(now, partition, fx)
+			m.send(now, p, fx)
 		}
 	case p.notice.Kind == protocol.NoticeRevoke:
-		m.release(partition, fx)
+		m.release(p, fx)
 	default:
 		if mb := m.member(p.owner); mb != nil {
 			m.remove(mb, protocol.CodeUnknownMember, "the member did not confirm an ASSIGN within 10 s and was removed: SUB again", false, fx)
@@ -59,11 +58,10 @@ func (m *Machine) tickNotice(now time.Duration, partition uint16, fx *Effects) {
 }
 
 // release takes a partition from its owner, who confirmed the REVOKE or was given enough time to.
-func (m *Machine) release(partition uint16, fx *Effects) {
-	p := &m.parts[partition]
+func (m *Machine) release(p *part, fx *Effects) {
 	m.dropNotice(p)
 	if mb := m.member(p.owner); mb != nil && mb.session != 0 && p.installed {
-		fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: partition, OwnershipEpoch: p.epoch, Graceful: true})
+		fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch, Graceful: true})
 	}
 	p.installed, p.released = false, true
 }
@@ -76,11 +74,10 @@ func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
 		return
 	}
 	mb.lastOp = now
-	partition, ok := m.notices[ev.Ack.NoticeID]
-	if !ok {
+	p := m.notices[ev.Ack.NoticeID]
+	if p == nil {
 		return
 	}
-	p := &m.parts[partition]
 	n, a := &p.notice, &ev.Ack
 	if n.MemberID != mb.id || a.Kind != n.Kind || a.GroupID != n.GroupID || a.MembershipEpoch != n.MembershipEpoch ||
 		a.AssignmentEpoch != n.AssignmentEpoch || a.OwnershipEpoch != n.OwnershipEpoch {
@@ -90,7 +87,7 @@ func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
 	if n.Kind == protocol.NoticeRevoke {
 		// Whatever the result says, the member does not hold on to it, and the ownership epoch moves on.
 		m.raise(mb, epoch, fx)
-		m.release(partition, fx)
+		m.release(p, fx)
 		m.prepare(fx)
 		return
 	}
@@ -100,7 +97,7 @@ func (m *Machine) confirm(now time.Duration, ev *Event, fx *Effects) {
 		m.raise(mb, epoch, fx)
 		if !p.installed {
 			p.installed = true
-			fx.add(Effect{Kind: Install, Session: mb.session, Member: mb.id, Partition: partition, OwnershipEpoch: p.epoch})
+			fx.add(Effect{Kind: Install, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch})
 		}
 	case protocol.ControlError:
 		m.remove(mb, protocol.CodeUnknownMember, "the member answered an ASSIGN with ERROR and was removed: SUB again", false, fx)

@@ -30,11 +30,12 @@ func (m *Machine) prepare(fx *Effects) {
 		f.joins[i].member = f.lastMem
 		changes = append(changes, Change{Kind: Joined, Member: f.lastMem, MembershipEpoch: f.mEpoch})
 	}
-	if m.assignment(&f, len(changes) > 0 || m.reassign); len(f.assign) > 0 {
+	reassign := m.reassign
+	m.reassign = false
+	if m.assignment(&f, len(changes) > 0 || reassign); len(f.assign) > 0 {
 		changes = append(changes, Change{Kind: Assigned, MembershipEpoch: f.mEpoch, AssignmentEpoch: f.aEpoch, Parts: f.assign})
 	}
 	if len(changes) == 0 {
-		m.reassign = false
 		return
 	}
 	f.left = len(changes)
@@ -58,6 +59,11 @@ func (m *Machine) admit(f *flight, fx *Effects) {
 		}
 		if staying+len(f.joins) >= m.limit() && m.giveWay(fx) {
 			staying--
+		}
+		if m.opts.Broadcast && (staying+len(f.joins)+1)*m.partitions > MaxBroadcastAssignments {
+			fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeGroupAssignmentLimit,
+				Text: fmt.Sprintf("%d members with all of %d partitions each are as many as a broadcast group may have: stop one first", staying+len(f.joins), m.partitions)})
+			continue
 		}
 		if staying+len(f.joins) >= m.limit() {
 			fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeGroupMemberLimit,
@@ -102,9 +108,9 @@ func (m *Machine) assignment(f *flight, membersChange bool) {
 	}
 	isLive := func(id uint64) bool { _, ok := slices.BinarySearch(live, id); return ok }
 	target := make([]uint64, len(m.parts))
-	for i := range m.parts {
+	for i, p := range m.parts {
 		// A partition that is being moved counts as the one's that it was promised to.
-		switch p := &m.parts[i]; {
+		switch {
 		case isLive(p.target):
 			target[i] = p.target
 		case isLive(p.owner) && !p.released:
@@ -114,12 +120,12 @@ func (m *Machine) assignment(f *flight, membersChange bool) {
 		}
 	}
 	if membersChange {
-		target = Assign(live, target)
+		target = m.opts.Strategy.assign(live, target)
 	}
 	next := false
 	for i, to := range target {
-		p := &m.parts[i]
-		change := PartChange{Partition: uint16(i), Member: to}
+		p := m.parts[i]
+		change := PartChange{Partition: p.partition, Member: to}
 		if !isLive(p.owner) || p.released {
 			f.ownEp++
 			change.OwnershipEpoch = f.ownEp
@@ -143,7 +149,7 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 		return
 	}
 	f := m.flight
-	m.flight, m.reassign = flight{}, false
+	m.flight = flight{}
 	before := m.assignmentEpoch
 	m.membershipEpoch, m.assignmentEpoch, m.lastOwnership, m.lastMember = f.mEpoch, f.aEpoch, f.ownEp, f.lastMem
 	for _, mb := range f.leaves {
@@ -155,7 +161,7 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 		m.admitted(now, j, joinEpoch, before, fx)
 	}
 	for _, c := range f.assign {
-		p := &m.parts[c.Partition]
+		p := m.parts[c.Partition]
 		p.target = c.Member
 		if c.OwnershipEpoch != 0 {
 			p.owner, p.epoch = c.Member, c.OwnershipEpoch
@@ -165,8 +171,8 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 				p.released = true
 				continue
 			}
-			m.newNotice(now, c.Partition, protocol.NoticeAssign)
-			m.send(now, c.Partition, fx)
+			m.newNotice(now, p, protocol.NoticeAssign)
+			m.send(now, p, fx)
 		}
 	}
 	m.revoke(now, fx)
@@ -183,20 +189,30 @@ func (m *Machine) admitted(now time.Duration, j joiner, joinEpoch, assignmentEpo
 	} else {
 		m.bySession[j.session] = mb
 	}
+	m.dueBy(mb.expiry())
 	fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Member: mb.id, MembershipEpoch: joinEpoch, AssignmentEpoch: assignmentEpoch})
+	if m.opts.Broadcast {
+		m.giveAll(mb)
+		for _, p := range mb.parts {
+			m.newNotice(now, p, protocol.NoticeAssign)
+			m.send(now, p, fx)
+		}
+	}
 }
 
 // forget drops a member whose leaving is committed, and frees what it owned or was promised.
 func (m *Machine) forget(mb *member, fx *Effects) {
 	m.members = slices.DeleteFunc(m.members, func(x *member) bool { return x == mb })
-	for i := range m.parts {
-		p := &m.parts[i]
+	for _, p := range m.parts {
 		if p.owner == mb.id {
 			p.owner, p.released = 0, false
 		}
 		if p.target == mb.id {
 			p.target = 0
 		}
+	}
+	if m.opts.Broadcast {
+		fx.add(Effect{Kind: Forget, Member: mb.id})
 	}
 	for _, ref := range mb.leaveRefs {
 		fx.add(Effect{Kind: Answer, Ref: ref})
@@ -206,19 +222,18 @@ func (m *Machine) forget(mb *member, fx *Effects) {
 // revoke asks every owner that is not the target any more to give its partition up. Once asked it must, even if it
 // becomes the target again: it may have let go already.
 func (m *Machine) revoke(now time.Duration, fx *Effects) {
-	for i := range m.parts {
-		p := &m.parts[i]
+	for _, p := range m.parts {
 		if p.owner == 0 || p.released || p.target == 0 || p.target == p.owner {
 			continue
 		}
 		if p.notice.NoticeID != 0 && p.notice.Kind == protocol.NoticeRevoke {
 			continue
 		}
-		m.newNotice(now, uint16(i), protocol.NoticeRevoke)
+		m.newNotice(now, p, protocol.NoticeRevoke)
 		if mb := m.member(p.owner); p.installed && mb != nil && mb.session != 0 {
-			fx.add(Effect{Kind: Drain, Session: mb.session, Member: mb.id, Partition: uint16(i), OwnershipEpoch: p.epoch})
+			fx.add(Effect{Kind: Drain, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch})
 		}
-		m.send(now, uint16(i), fx)
+		m.send(now, p, fx)
 	}
 }
 
@@ -236,6 +251,7 @@ func (m *Machine) refused(now time.Duration, fx *Effects) {
 		}
 		mb.leaveRefs = nil
 	}
-	m.flight = flight{}
+	m.flight, m.reassign = flight{}, true
 	m.retryAt = now + ProposeRetry
+	m.dueBy(m.retryAt)
 }

@@ -13,6 +13,9 @@
 //	released ----- Assigned(target, new ownership epoch) committed -> assigned (to the other member)
 //	any ---------- its owner leaves or is removed ----------------> free
 //
+// In a broadcast group every member owns every partition by being a member: there is no target and no REVOKE, and the
+// ownership epoch of all that a member owns is the membership epoch of its joining.
+//
 // At most one batch of changes (leaves, joins, one assignment) is in flight; what happens meanwhile waits for it. So the
 // machine's state is always the committed one, and no answer or notice can tell of an epoch that is not (invariant 9).
 package group
@@ -42,13 +45,19 @@ const (
 // MaxWaiting is the most joins that may wait for the batch in flight; more get 0x4001.
 const MaxWaiting = 1024
 
+// MaxBroadcastAssignments is the most members times partitions of a broadcast group; more get 0x0025.
+const MaxBroadcastAssignments = 1 << 16
+
 // minMemberLimit is what every group may have, however few partitions its topic has.
 const minMemberLimit = 10
 
 // Options configures a Machine.
 type Options struct {
-	Group uint16
-	Topic uint16
+	Group    uint16
+	Topic    uint16
+	Strategy Strategy
+	// Broadcast gives every member every partition.
+	Broadcast bool
 	// MaxMembers is the most members; 0 means max(10, partition count).
 	MaxMembers int
 	// MemberBase and NoticeBase are where ids of members and notices start: bases that no other group and no earlier
@@ -65,7 +74,7 @@ type State struct {
 	LastMember      uint64
 	// Members ascend by id.
 	Members []MemberState
-	// Parts has one element per partition of the topic.
+	// Parts has one element per partition of the topic. What it says does not matter in a broadcast group.
 	Parts []PartState
 }
 
@@ -104,6 +113,8 @@ const (
 	Committed
 	// Refused tells that the batch in flight was not accepted, none of it.
 	Refused
+	// Configure sets another strategy. Strategy.
+	Configure
 	// Close ends the group: it was deleted. Code and Text are what its members are told.
 	Close
 	// Tick lets time pass; see Machine.Deadline.
@@ -123,6 +134,7 @@ type Event struct {
 	AssignmentEpoch uint32
 	Ack             protocol.ControlAck
 	At              time.Duration
+	Strategy        Strategy
 	Code            protocol.ErrorCode
 	Text            string
 }
@@ -149,6 +161,8 @@ const (
 	// End ends Session: its member is gone (or has another session). Code and Text answer what it still sends; Code is
 	// 0 after Leave.
 	End
+	// Forget tells that Member of a broadcast group is gone for good, and its cursors with it.
+	Forget
 )
 
 // Effect is one output of a Machine; which fields count depends on Kind.
