@@ -15,7 +15,7 @@ FUZZTIME ?= 2s
 RACE_TIMEOUT := 10m
 ARGS ?=
 
-.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak bench tidy clean help
+.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench tidy clean help
 
 all: build
 
@@ -70,6 +70,9 @@ crash: ## real mortard processes, built with the race detector too: kill -9, res
 
 soak: ## crash rounds with ever new seeds: make soak [DURATION=30m] [SEED=n]
 	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m)
+
+sim-long: ## model tests of 10 000 steps a seed: make sim-long [SEEDS=5000] [FIRST=n]
+	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)
 
 bench: build ## throughput and latency against a real mortard: make bench [PROFILE=1] [ARGS='--quick']
 	go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard $(if $(PROFILE),--profile) $(ARGS)
