@@ -72,7 +72,7 @@ type deliveryDeps struct {
 // groupDelivery is what delivery knows of a group.
 type groupDelivery struct {
 	id, topic uint16
-	opts      ledger.Options
+	opts      *ledger.Options
 	readers   []*reader // by partition
 	letters   letterBox
 }
@@ -156,20 +156,21 @@ func (d *delivery) openGroup(m *metadata.Group) {
 		d.log.Error("a group's topic is missing, it is not served", slog.Int("group", int(m.ID)), slog.Int("topic", int(m.Topic)))
 		return
 	}
-	g := &groupDelivery{id: m.ID, topic: m.Topic, opts: d.ledgerOptions(&m.Settings), letters: letterBox{name: protocol.DLQPrefix + m.Name}}
+	opts := d.ledgerOptions(&m.Settings)
+	g := &groupDelivery{id: m.ID, topic: m.Topic, opts: &opts, letters: letterBox{name: protocol.DLQPrefix + m.Name}}
 	d.groups[m.ID] = g
 	for i := range t.Partitions {
 		p := d.partition(m.Topic, i)
 		rd := &reader{part: p, ledger: d.ledgers[p.journal], group: g}
 		k := ledger.Key{Group: m.ID, Topic: m.Topic, Partition: i}
 		if rd.cur = rd.ledger.book.Cursor(k); rd.cur != nil {
-			rd.cur.Configure(&g.opts)
+			rd.cur.Configure(g.opts)
 		} else {
 			floor := max(p.first, 1) - 1
 			if m.Policy == protocol.StartLatest {
 				floor = p.last
 			}
-			rd.cur = rd.ledger.book.Open(k, &g.opts, sequence(floor))
+			rd.cur = rd.ledger.book.Open(k, g.opts, sequence(floor))
 			rd.cur.Committed(sequence(p.last))
 		}
 		g.readers = append(g.readers, rd)
@@ -179,13 +180,23 @@ func (d *delivery) openGroup(m *metadata.Group) {
 
 // ledgerOptions are a group's delivery settings; what they leave open is the broker's.
 func (d *delivery) ledgerOptions(s *metadata.GroupSettings) ledger.Options {
-	o := ledger.DefaultOptions()
-	o.Lease = d.c.opts.DeliveryLease
-	o.MaxAttempts = d.c.opts.DeliveryMaxAttempts
-	if s.MaxAttempts > 0 {
-		o.MaxAttempts = int(s.MaxAttempts)
+	set := ledger.Settings{MaxAttempts: int(s.MaxAttempts)}
+	return set.Options(d.c.opts.DeliveryLease, d.c.opts.DeliveryMaxAttempts)
+}
+
+// groupConfigured implements deliverer.
+func (d *delivery) groupConfigured(group uint16) {
+	g, m := d.groups[group], d.deps.meta().Group(group)
+	if g == nil || m == nil {
+		return
 	}
-	return o
+	// The cursors hold on to their options, so these are others.
+	opts := d.ledgerOptions(&m.Settings)
+	g.opts = &opts
+	for _, rd := range g.readers {
+		rd.cur.Configure(g.opts)
+		d.wake(rd)
+	}
 }
 
 // groupDeleted implements deliverer.

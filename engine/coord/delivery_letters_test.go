@@ -357,3 +357,21 @@ func TestLetters_DeletedGroupLeavesNothing(t *testing.T) {
 		t.Fatalf("something is left: %+v", o)
 	}
 }
+
+func TestDelivery_ChangedSettingsApplyToWhatIsUnderWay(t *testing.T) {
+	r := newRig(t, 1, func(o *Options) { o.DeliveryMaxAttempts = 3 })
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(1)...)
+	m := cl.want(1)[0]
+	cl.nack(&m, protocol.NackRetryNow)
+	r.turn()
+	r.commit()
+	m = cl.want(1)[0]
+	r.meta.Group(rigGroup).Settings.MaxAttempts = 2
+	r.d.groupConfigured(rigGroup)
+	cl.nack(&m, protocol.NackRetryNow)
+	r.turn()
+	r.commit()
+	cl.want(0)
+	r.wantLetters("1 nack x2")
+}

@@ -172,6 +172,7 @@ func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 func (d *stubDelivery) groupStarted(uint16) bool     { return !d.starting }
 func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
 func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
+func (d *stubDelivery) groupConfigured(g uint16)     { d.say("group= g%d", g) }
 func (d *stubDelivery) refused(uint64, string)       {}
 func (d *stubDelivery) request(r *Request, _ []byte) { d.say("request %v", r.Op) }
 func (d *stubDelivery) round(j int, r *wal.Round)    {}

@@ -74,6 +74,8 @@ type deliverer interface {
 	groupCreated(group, topic uint16, policy protocol.StartPolicy)
 	groupDeleted(group uint16)
 	topicDeleted(topic uint16)
+	// groupConfigured tells that a group's settings have changed; the metadata log has committed it.
+	groupConfigured(group uint16)
 	// groupStarted tells whether it is on record where the group starts reading each of its partitions. Until then nobody
 	// becomes its member.
 	groupStarted(group uint16) bool

@@ -38,7 +38,8 @@ func (b *Book) Open(k Key, opts *Options, floor Sequence) *Cursor {
 	return c
 }
 
-// Configure gives a cursor that recovery made its group's options, which are kept. Call it before Restore.
+// Configure gives a cursor its group's options, which are kept: before Restore to one that recovery has made, later where
+// the group's settings have changed. Failures so far count towards another maximum of attempts from the next one on.
 func (c *Cursor) Configure(opts *Options) { c.opts = opts }
 
 // Forget queues the end of a cursor: its group or topic is deleted. Nothing is delivered from it any more.
