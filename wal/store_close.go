@@ -37,6 +37,11 @@ func (s *Store) stepClose() {
 		if s.sweepWanted || s.pass.active || s.sweep.phase != sweepIdle || s.publish.busy() || len(s.starved) > 0 {
 			return
 		}
+		for _, d := range s.drops {
+			if d.phase < dropSweeping {
+				return
+			}
+		}
 		if !c.published {
 			c.published = true
 			if s.publishAll(); s.publish.busy() || s.inflight > 0 {

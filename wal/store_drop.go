@@ -21,6 +21,7 @@ const (
 	// the table without files would be corruption.
 	dropSweeping
 	// dropRemoving: the files are removed, one after the other.
+	// A shutdown doesn't wait for it; the next start goes on.
 	dropRemoving
 	dropDone
 )
@@ -102,7 +103,7 @@ func (s *Store) stepDrop(d *drop) {
 		d.phase = dropRenaming
 		s.renameTopic(d)
 	case dropRemoving:
-		if !s.paused() {
+		if !s.paused() && !s.closing.started {
 			s.removeNext(d)
 		}
 	case dropRenaming, dropSweeping, dropDone:

@@ -11,10 +11,14 @@ import (
 	"github.com/mortarmq/mortarmq/ring"
 )
 
+// minWindow is the least that is read at once: a small read seldom needs a second one.
+const minWindow = 2 * indexBlock
+
 // readQueue holds the cold reads that wait for their turn.
 type readQueue struct {
 	head, tail *ReadRequest
 	active     int
+	starting   bool
 	digest     xxhash.Digest
 }
 
@@ -29,7 +33,7 @@ type readTask struct {
 	// want is the sequence of the record expected at off, where the next window begins.
 	want Sequence
 	off  int64
-	// size is the window's length, at least.
+	// size is the length of the record at off, where it is known not to fit a window.
 	size int64
 	slab *ring.Slab
 	// first, count, start, end are the records found: slab[start:end].
@@ -49,9 +53,14 @@ func (s *Store) Read(req *ReadRequest) {
 	s.reads.tail = req
 }
 
-// stepReads starts reads that wait.
+// stepReads starts reads that wait. One that ends at once may call it again; the outermost call does the work.
 func (s *Store) stepReads() {
 	q := &s.reads
+	if q.starting {
+		return
+	}
+	q.starting = true
+	defer func() { q.starting = false }()
 	for q.head != nil && q.active < maxReads {
 		req := q.head
 		if q.head = req.next; q.head == nil {
@@ -199,8 +208,8 @@ func (t *readTask) window() {
 		return
 	}
 	from := t.off &^ (indexBlock - 1)
-	size := max(int64(t.max)+indexBlock, t.size)
-	to := min((t.off+size+indexBlock-1)&^(indexBlock-1), limit)
+	to := max(from+max(int64(t.max), minWindow), t.off+t.size)
+	to = min((to+indexBlock-1)&^(indexBlock-1), limit)
 	t.drop()
 	if t.slab = t.s.o.Pool.Get(int(to - from)); t.slab == nil {
 		t.finish(ErrNoMemory)
