@@ -18,8 +18,11 @@ type segment struct {
 
 	fd      int // -1 while closed
 	opening bool
-	users   int
-	waiters []func(error)
+	// direct is a second descriptor, for writes past the page cache, or -1; noDirect says that there can't be one.
+	direct   int
+	noDirect bool
+	users    int
+	waiters  []func(error)
 	// prev and next link the open files that nobody uses, in Store.idle.
 	prev, next *segment
 	idle       bool
@@ -33,7 +36,9 @@ type segment struct {
 	loading []func(*segIndex, error)
 }
 
-func newSegment(st *stream, base Sequence) *segment { return &segment{st: st, base: base, fd: -1} }
+func newSegment(st *stream, base Sequence) *segment {
+	return &segment{st: st, base: base, fd: -1, direct: -1}
+}
 
 // fileList is a list of segments, least recently used first.
 type fileList struct{ head, tail *segment }
@@ -144,10 +149,37 @@ func (s *Store) closeFile(seg *segment) {
 	s.openFiles--
 	s.dirty -= seg.dirty // of a topic that is deleted
 	seg.dirty, seg.sweeping = 0, 0
+	s.closeFD(seg, fd)
+	if seg.direct >= 0 {
+		s.closeFD(seg, seg.direct)
+		seg.direct = -1
+		s.openFiles--
+	}
+}
+
+func (s *Store) closeFD(seg *segment, fd int) {
 	s.do(ring.Op{Kind: ring.Close, FD: fd}, func(op *ring.Op) {
 		if op.Err != nil {
 			s.log.Warn("closing a file", "path", seg.st.path(seg), "err", op.Err)
 		}
+	})
+}
+
+// openDirect opens the active file a second time, for writes past the page cache. Where the file system doesn't take them
+// everything goes through the first descriptor.
+func (s *Store) openDirect(st *stream) {
+	st.busy = true
+	seg := st.active
+	s.chain(st, "open segment", ring.Op{Kind: ring.Open, Path: st.path(seg), Flags: ring.Direct}, func(op *ring.Op) {
+		if op.Direct {
+			seg.direct = op.FD
+			s.openFiles++
+			s.limitOpen()
+		} else {
+			seg.noDirect = true
+			s.closeFD(seg, op.FD)
+		}
+		s.chained(st)
 	})
 }
 

@@ -25,6 +25,9 @@ const (
 	// DefaultSliceFiles files are written or flushed, then there is a pause of DefaultSlicePause for the journal.
 	DefaultSliceFiles = 64
 	DefaultSlicePause = time.Millisecond
+	// DefaultDirectBytes is how much must wait for one partition for its whole blocks to go past the page cache: large
+	// direct writes were measured at twice the rate of buffered ones, small ones are slower.
+	DefaultDirectBytes = 1 << 20
 	// DefaultMaxOpenFiles bounds the descriptors that the store keeps open.
 	DefaultMaxOpenFiles = 4096
 	// DefaultLogRollBytes is when the ledger or the metadata log goes on in a new file after a snapshot.
@@ -76,6 +79,8 @@ type StoreOptions struct {
 	SlicePause    time.Duration
 	MaxOpenFiles  int
 	LogRollBytes  int64
+	// DirectBytes less than 0 means that nothing goes past the page cache.
+	DirectBytes int64
 }
 
 // withDefaults returns o with its zero values replaced, or every problem with it.
@@ -89,6 +94,7 @@ func (o StoreOptions) withDefaults() (StoreOptions, error) {
 	setDefault((*int64)(&o.SlicePause), int64(DefaultSlicePause))
 	setDefault(&o.MaxOpenFiles, DefaultMaxOpenFiles)
 	setDefault(&o.LogRollBytes, DefaultLogRollBytes)
+	setDefault(&o.DirectBytes, DefaultDirectBytes)
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}

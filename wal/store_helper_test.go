@@ -20,7 +20,7 @@ func smallStore(pool *ring.Pool) OpenOptions {
 		Journal: j,
 		Store: StoreOptions{
 			Dir: testDataDir, SegmentMaxBytes: 32 << 10, Pool: pool, Logger: quietLog,
-			Wall: func() uint64 { return 1_700_000_000_000 }, LogRollBytes: 8 << 10,
+			Wall: func() uint64 { return 1_700_000_000_000 }, LogRollBytes: 8 << 10, DirectBytes: 16 << 10,
 		},
 	}
 }

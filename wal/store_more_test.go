@@ -327,3 +327,30 @@ func TestStore_SnapshotsSupersedeEachOther(t *testing.T) {
 	}
 	n.close()
 }
+
+// TestStore_LargeWritesGoPastThePageCache mixes small and large write-outs, whose blocks meet at every offset.
+func TestStore_LargeWritesGoPastThePageCache(t *testing.T) {
+	for _, limit := range []int64{16 << 10, -1} {
+		o := smallStore(testPool(t))
+		o.Store.DirectBytes, o.Store.SegmentMaxBytes = limit, 4<<20
+		o.Journal.FileBytes, o.Journal.MinFiles, o.Journal.MaxRoundBytes = 1<<20, 4, 512<<10
+		n := openNode(t, simdisk.New(simdisk.Options{Seed: 3}), o)
+		for i := range 30 {
+			n.publish(1+i*37, p0)
+			if i%3 != 0 {
+				n.publish(60_000+i*111, p0)
+			}
+			n.now += DefaultWriteOutEvery
+			n.settle()
+		}
+		if open := n.s.streams[p0].active.direct >= 0; open != (limit > 0) {
+			t.Errorf("with a limit of %d bytes the direct descriptor is open: %v", limit, open)
+		}
+		n.sweep()
+		n.check()
+		n.kill()
+		n = n.reopen(n.d.Crash(nil), o)
+		n.check()
+		n.close()
+	}
+}

@@ -24,10 +24,11 @@ type stream struct {
 	id  StreamID
 	dir string
 
-	// runs[head:] wait to be written; next is the sequence after them.
-	runs []run
-	head int
-	next Sequence
+	// runs[head:] wait to be written, pending bytes in all; next is the sequence after them.
+	runs    []run
+	head    int
+	pending int64
+	next    Sequence
 
 	// segs are the stream's files by base; the last one, active, is written at off with the record wnext. off is 0
 	// where it has no header yet. index describes it.
@@ -165,6 +166,7 @@ func (s *Store) addEntry(r *Round, e *Entry) {
 		s.oldest = s.now
 	}
 	s.pending += int64(len(data))
+	st.pending += int64(len(data))
 	if !st.queued {
 		st.queued = true
 		s.dirtyStreams = append(s.dirtyStreams, st)
@@ -195,5 +197,5 @@ func (s *Store) discard(st *stream) {
 		r.round.Release()
 		*r = run{}
 	}
-	st.runs, st.head = st.runs[:0], 0
+	st.runs, st.head, st.pending = st.runs[:0], 0, 0
 }

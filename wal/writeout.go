@@ -143,6 +143,10 @@ func (s *Store) advanceOnce(st *stream) bool {
 		s.startFile(st, st.runs[st.head].first)
 		return true
 	}
+	if s.large(st) && st.active.direct < 0 && !st.active.noDirect {
+		s.openDirect(st)
+		return true
+	}
 	if !s.gather(st) {
 		s.waiting = append(s.waiting, st)
 		return false
@@ -200,8 +204,13 @@ func (s *Store) gather(st *stream) bool {
 	if w == nil {
 		return false
 	}
-	room := w.slab.Bytes()[w.used:writeBufferBytes]
 	off := st.off
+	direct := s.large(st) && st.active.direct >= 0
+	if direct {
+		// Whole blocks of the file are whole blocks in memory.
+		w.used = min(w.used+int((off-int64(w.used))&(ring.BlockSize-1)), writeBufferBytes)
+	}
+	room := w.slab.Bytes()[w.used:writeBufferBytes]
 	n := s.fill(st, room)
 	if n == 0 {
 		// Not even a header or pad fits.
@@ -213,7 +222,7 @@ func (s *Store) gather(st *stream) bool {
 		return true
 	}
 	w.used += n
-	s.submitPiece(st, w, off, room[:n:n])
+	s.submitPieces(st, w, off, room[:n:n], direct)
 	if w.used == writeBufferBytes {
 		s.buffer = nil
 	}
@@ -266,6 +275,7 @@ func (s *Store) fillRun(st *stream, room []byte) int {
 	}
 	st.off += int64(n)
 	s.pending -= int64(n)
+	st.pending -= int64(n)
 	if r.pos += n; r.pos == len(r.data) {
 		st.wnext = r.last + 1
 		r.round.Release()
@@ -287,7 +297,31 @@ func (s *Store) takeBuffer() *writeBuffer {
 	return s.buffer
 }
 
-func (s *Store) submitPiece(st *stream, w *writeBuffer, off int64, buf []byte) {
+// large tells whether enough waits for a stream to write it past the page cache.
+func (s *Store) large(st *stream) bool {
+	return s.o.DirectBytes >= 0 && st.pending >= s.o.DirectBytes && st.id.Kind == Messages
+}
+
+// submitPieces writes buf at off: its whole blocks directly, if so asked and if they are worth it, the rest through the
+// page cache. A block is never written both ways.
+func (s *Store) submitPieces(st *stream, w *writeBuffer, off int64, buf []byte, direct bool) {
+	seg := st.active
+	head := int(-off & (ring.BlockSize - 1))
+	body := (len(buf) - head) &^ (ring.BlockSize - 1)
+	if !direct || int64(body) < s.o.DirectBytes/4 {
+		s.submitPiece(st, w, seg.fd, off, buf)
+		return
+	}
+	if head > 0 {
+		s.submitPiece(st, w, seg.fd, off, buf[:head])
+	}
+	s.submitPiece(st, w, seg.direct, off+int64(head), buf[head:head+body])
+	if head+body < len(buf) {
+		s.submitPiece(st, w, seg.fd, off+int64(head+body), buf[head+body:])
+	}
+}
+
+func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf []byte) {
 	var p *piece
 	if n := len(s.pieces); n > 0 {
 		p = s.pieces[n-1]
@@ -308,7 +342,7 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, off int64, buf []byte) {
 	s.pass.writes++
 	s.inflight++
 	p.seg, p.buf = seg, w
-	p.op.Kind, p.op.FD, p.op.Off, p.op.Buf = ring.Write, seg.fd, off, buf
+	p.op.Kind, p.op.FD, p.op.Off, p.op.Buf = ring.Write, fd, off, buf
 	s.disk.Submit(&p.op)
 }
 
