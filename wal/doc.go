@@ -68,4 +68,32 @@
 // checkpoint table of the files behind the journal. Then it is corruption, nothing is cut, and the start is refused. A
 // file is written again only when its rounds are known to be superfluous by a table that is durable itself, and never the
 // file with the newest durable round.
+//
+// # The files behind the journal
+//
+// A Store takes committed rounds and moves their records to files, so that the journal can be trimmed:
+//
+//	<data>/
+//	  journal/<id>/partitions.mmck            MMCK, how far every file is durable       checkpoint.go
+//	               dedup.mmdd                 MMDD, the producers' windows              checkpoint.go
+//	  topics/<topic>/<partition>/
+//	               <sequence>.mqs             MMQS, a segment; records from <sequence>  segment.go
+//	               <sequence>.mqi             MMIX, its index and block sums            index.go
+//	               checkpoint.mqc             MMQC, a lower bound of the table's row    checkpoint.go
+//	               quarantine-<time>.json     why the partition isn't served            quarantine.go
+//	  topics/.deleted-<topic>-<journal>-<n>   a deleted topic on its way out            store_drop.go
+//	  ledger/<id>/ delivery.mql               MMLQ, the newest ledger file              segment.go
+//	               delivery-<sequence>.mql    MMLQ, the ones before it
+//	               cursor.mqc                 MMCU, what replaces the ledger's start    checkpoint.go
+//	  metadata/    mmml-<sequence>.log        MMML, the mutation log                    segment.go
+//	               mmms-<position>-<epoch>.bin  MMMS, what replaces its start           checkpoint.go
+//	               quarantine/<time>/         metadata that can't be trusted            open_logs.go
+//
+// The formats are drawn in the files named. Three kinds of statement hold them together. The table says up to which
+// record and offset each file is durable, and from which round on the journal is needed; it is written when the files and
+// their directory entries are flushed, and the journal is trimmed when it is. So a record is always in a file below the
+// table's offset or in a round above the table's, or in both, and whatever a file holds behind that offset, and whatever
+// file the table doesn't name, is worth nothing after a crash: it is cut, or written again, from the journal. Snapshots
+// say up to which record a log is superfluous; they are complete under their name or not there. Indexes, and the
+// partitions' own checkpoints, say nothing that couldn't be found out otherwise.
 package wal
