@@ -19,10 +19,12 @@
 //
 //	0x01 CONNECT      protocol_version u8 | client_flags u16 (=0) | token_len u16 | token | reserved u32 (=0)
 //	0x02 DECLARE      topic_len u16 | topic | partition_count u16 | flags u16 | [settings_len u16 | settings]  flags bit 2
+//	                  | [group_len u16 | group | start_policy u8]                                            flags bit 3
 //	0x03 PUB          topic_id u16 | partition u16 | producer_id u64 | producer_seq u64 | flags u16
 //	                  | key_len u16 | key | value_len u32 | value
 //	0x04 SUB          group_len u16 | group | topic_id u16 | partition u16 (=0xFFFF) | start_policy u8
 //	                  | credit_count u16 | credit_bytes u32 | flags u16 | [member_id u64]                      flags bit 3
+//	                  | [settings_len u16 | settings]                                                        flags bit 4
 //	0x05 ACK          subscription_id u16 | topic_id u16 | partition u16 | seq u64 | delivery_id u64
 //	                  | ownership_epoch u64 | flags u16
 //	0x06 NACK         subscription_id u16 | topic_id u16 | partition u16 | seq u64 | delivery_id u64
@@ -51,6 +53,29 @@
 //	PUB      sequence u64 | durability u8 | leader_epoch u64 | commit_seq u64 | result_flags u8
 //	SUB      subscription_id u16 | member_id u64 | membership_epoch u32 | assignment_epoch u32
 //	CREDIT   granted_count u16 | granted_bytes u32 | outstanding_count u16 | outstanding_bytes u32 | credit_epoch u64
+//
+// # Consumer groups in DECLARE and SUB
+//
+// DECLARE with flag bit 3 (GROUP) is about a consumer group of the topic, which must exist. It creates the group with
+// the settings of the tail (none: the defaults) and the start policy, or finds that it exists with the same settings
+// (CodeGroupExistsMismatch if not; a DECLARE without settings takes any). With LOOKUP it never creates
+// (CodeUnknownGroup), with DELETE it ends the group and its cursors; members are told CodeUnknownGroup. With flag bit 4
+// (UPDATE), which goes with GROUP and SETTINGS only, the settings replace those of a group that exists; what is left out
+// gets its default. partition_count is 0 or the topic's. The result is the topic's, but created is the group's.
+//
+// SUB with flag bit 4 (SETTINGS) brings group settings: those of the group if it creates it, otherwise they must be the
+// same. Flag BROADCAST stands for the setting of that name, and must fit the group with or without other settings.
+//
+// Group settings are a JSON object; unknown keys are refused. Each key may be left out:
+//
+//	strategy      "sticky" (default): as few partitions move as balance allows; "averagely", "circle": as RocketMQ does
+//	max_attempts  1 to 65535; default: the broker's delivery_max_attempts; in ordered groups none; with rocketmq 17
+//	ordered       true: a partition's next message waits until the one before is done
+//	retry         "exponential" (default), "rocketmq", or a list of up to 64 milliseconds, 10 to 86400000 (ordered groups:
+//	              10 to 30000, default 1000); the last one repeats
+//	lease_ms      1000 to 43200000; default: the broker's delivery_lease_ms
+//	broadcast     true: every member gets every partition, with a cursor of its own and without retries; goes with
+//	              lease_ms only
 //
 // # Decoding
 //

@@ -26,6 +26,13 @@ func randomCodec(rng *rand.Rand, op Op) codec {
 		if m.Flags&DeclareFlagSettings != 0 {
 			m.Settings = randomBytes(rng, 0, 1000)
 		}
+		if rng.IntN(2) == 0 {
+			m.Flags |= DeclareFlagGroup
+			m.Group, m.StartPolicy = randomBytes(rng, 1, MaxGroupLen), StartPolicy(rng.IntN(2))
+			if m.Flags == DeclareFlagGroup|DeclareFlagSettings && rng.IntN(2) == 0 {
+				m.Flags |= DeclareFlagUpdate
+			}
+		}
 		return m
 	case OpPub:
 		return &Pub{TopicID: u16(), Partition: u16(), ProducerID: u64(), ProducerSeq: u64(), Flags: uint16(rng.IntN(4)),
@@ -35,6 +42,9 @@ func randomCodec(rng *rand.Rand, op Op) codec {
 			StartPolicy: StartPolicy(rng.IntN(2)), CreditCount: u16(), CreditBytes: u32(), Flags: u16() & subFlags}
 		if m.Flags&SubFlagRejoin != 0 {
 			m.MemberID = u64()
+		}
+		if m.Flags&SubFlagSettings != 0 {
+			m.Settings = randomBytes(rng, 0, 1000)
 		}
 		return m
 	case OpAck:

@@ -29,10 +29,10 @@ func (m *Connect) Decode(payload []byte) error {
 	return r.end()
 }
 
-const declareFlags = DeclareFlagDelete | DeclareFlagLookup | DeclareFlagSettings
+const declareFlags = DeclareFlagDelete | DeclareFlagLookup | DeclareFlagSettings | DeclareFlagGroup | DeclareFlagUpdate
 
-// AppendFrame appends the whole DECLARE frame, with Settings if Flags has DeclareFlagSettings. Topic and Settings have
-// at most 65 535 bytes each.
+// AppendFrame appends the whole DECLARE frame, with Settings if Flags has DeclareFlagSettings, Group and StartPolicy if
+// it has DeclareFlagGroup. Topic and Settings have at most 65 535 bytes each, Group 1 to MaxGroupLen.
 func (m *Declare) AppendFrame(dst []byte) []byte {
 	must(OpDeclare, "topic", len(m.Topic), math.MaxUint16)
 	n := 2 + len(m.Topic) + 2 + 2
@@ -40,6 +40,11 @@ func (m *Declare) AppendFrame(dst []byte) []byte {
 	if settings {
 		must(OpDeclare, "settings", len(m.Settings), math.MaxUint16)
 		n += 2 + len(m.Settings)
+	}
+	group := m.Flags&DeclareFlagGroup != 0
+	if group {
+		must(OpDeclare, "group", len(m.Group), MaxGroupLen)
+		n += 2 + len(m.Group) + 1
 	}
 	dst = appendHeader(dst, OpDeclare, n)
 	dst = be.AppendUint16(dst, uint16(len(m.Topic)))
@@ -50,10 +55,15 @@ func (m *Declare) AppendFrame(dst []byte) []byte {
 		dst = be.AppendUint16(dst, uint16(len(m.Settings)))
 		dst = append(dst, m.Settings...)
 	}
+	if group {
+		dst = be.AppendUint16(dst, uint16(len(m.Group)))
+		dst = append(dst, m.Group...)
+		dst = append(dst, byte(m.StartPolicy))
+	}
 	return dst
 }
 
-// Decode reads a DECLARE payload. Topic and Settings alias it. The name's length and characters are left to
+// Decode reads a DECLARE payload. Topic, Settings and Group alias it. The name's length and characters are left to
 // ValidateTopic, whose CodeInvalidTopic leaves the connection open.
 func (m *Declare) Decode(payload []byte) error {
 	r := reader{b: payload, op: OpDeclare}
@@ -63,9 +73,16 @@ func (m *Declare) Decode(payload []byte) error {
 	if both := DeclareFlagDelete | DeclareFlagLookup; m.Flags&both == both {
 		r.fail("flags", r.off-2, "asks for DELETE and LOOKUP at once")
 	}
-	m.Settings = nil
+	if m.Flags&DeclareFlagUpdate != 0 && m.Flags != DeclareFlagUpdate|DeclareFlagGroup|DeclareFlagSettings {
+		r.fail("flags", r.off-2, "asks for UPDATE, which goes with GROUP and SETTINGS only")
+	}
+	m.Settings, m.Group, m.StartPolicy = nil, nil, 0
 	if m.Flags&DeclareFlagSettings != 0 {
 		m.Settings = r.bytes("settings", int(r.u16("settings_len")), 0, math.MaxUint16, 2)
+	}
+	if m.Flags&DeclareFlagGroup != 0 {
+		m.Group = r.bytes("group", int(r.u16("group_len")), 1, MaxGroupLen, 2)
+		m.StartPolicy = StartPolicy(r.atMost("start_policy", uint8(StartLatest)))
 	}
 	return r.end()
 }
@@ -122,14 +139,19 @@ func (m *Pub) Decode(payload []byte) error {
 func (m *Pub) Durability() Durability { return Durability(m.Flags & PubFlagDurability) }
 
 // SubFlagFollower is reserved: its meaning is not defined yet, so it is refused like any reserved field.
-const subFlags = SubFlagStream | SubFlagBroadcast | SubFlagRejoin
+const subFlags = SubFlagStream | SubFlagBroadcast | SubFlagRejoin | SubFlagSettings
 
-// AppendFrame appends the whole SUB frame, with MemberID if Flags has SubFlagRejoin. Group has 1 to MaxGroupLen bytes.
+// AppendFrame appends the whole SUB frame, with MemberID if Flags has SubFlagRejoin and Settings if it has
+// SubFlagSettings. Group has 1 to MaxGroupLen bytes, Settings at most 65 535.
 func (m *Sub) AppendFrame(dst []byte) []byte {
 	must(OpSub, "group", len(m.Group), MaxGroupLen)
 	n := 2 + len(m.Group) + 2 + 2 + 1 + 2 + 4 + 2
 	if m.Flags&SubFlagRejoin != 0 {
 		n += 8
+	}
+	if m.Flags&SubFlagSettings != 0 {
+		must(OpSub, "settings", len(m.Settings), math.MaxUint16)
+		n += 2 + len(m.Settings)
 	}
 	dst = appendHeader(dst, OpSub, n)
 	dst = be.AppendUint16(dst, uint16(len(m.Group)))
@@ -143,10 +165,14 @@ func (m *Sub) AppendFrame(dst []byte) []byte {
 	if m.Flags&SubFlagRejoin != 0 {
 		dst = be.AppendUint64(dst, m.MemberID)
 	}
+	if m.Flags&SubFlagSettings != 0 {
+		dst = be.AppendUint16(dst, uint16(len(m.Settings)))
+		dst = append(dst, m.Settings...)
+	}
 	return dst
 }
 
-// Decode reads a SUB payload. Group aliases it.
+// Decode reads a SUB payload. Group and Settings alias it.
 func (m *Sub) Decode(payload []byte) error {
 	r := reader{b: payload, op: OpSub}
 	m.Group = r.bytes("group", int(r.u16("group_len")), 1, MaxGroupLen, 2)
@@ -159,9 +185,12 @@ func (m *Sub) Decode(payload []byte) error {
 	m.CreditCount = r.u16("credit_count")
 	m.CreditBytes = r.u32("credit_bytes")
 	m.Flags = r.flags("flags", subFlags)
-	m.MemberID = 0
+	m.MemberID, m.Settings = 0, nil
 	if m.Flags&SubFlagRejoin != 0 {
 		m.MemberID = r.u64("member_id")
+	}
+	if m.Flags&SubFlagSettings != 0 {
+		m.Settings = r.bytes("settings", int(r.u16("settings_len")), 0, math.MaxUint16, 2)
 	}
 	return r.end()
 }

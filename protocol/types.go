@@ -56,11 +56,14 @@ const (
 	DeclareFlagDelete   uint16 = 1 << 0
 	DeclareFlagLookup   uint16 = 1 << 1
 	DeclareFlagSettings uint16 = 1 << 2
+	DeclareFlagGroup    uint16 = 1 << 3 // it is about a consumer group of the topic
+	DeclareFlagUpdate   uint16 = 1 << 4 // the settings replace those of a group that exists
 
 	SubFlagStream    uint16 = 1 << 0
 	SubFlagBroadcast uint16 = 1 << 1
 	SubFlagFollower  uint16 = 1 << 2
 	SubFlagRejoin    uint16 = 1 << 3
+	SubFlagSettings  uint16 = 1 << 4
 
 	AckFlagProgress   uint16 = 1 << 0
 	AckFlagCumulative uint16 = 1 << 1
@@ -125,15 +128,19 @@ type Connect struct {
 	Token   []byte
 }
 
-// Declare creates, looks up or deletes a topic. Topic and Settings alias the decoded payload.
+// Declare creates, looks up, changes or deletes a topic or a group. Topic, Settings and Group alias the decoded payload.
 type Declare struct {
 	Topic      []byte
 	Partitions uint16
 	Flags      uint16
-	Settings   []byte // JSON, present when Flags has DeclareFlagSettings
+	Settings   []byte // JSON, present when Flags has DeclareFlagSettings; the group's with DeclareFlagGroup
+	// Group and StartPolicy are present when Flags has DeclareFlagGroup. StartPolicy counts when the group is created.
+	Group       []byte
+	StartPolicy StartPolicy
 }
 
-// DeclareResult is the OK result of DECLARE.
+// DeclareResult is the OK result of DECLARE. For a group it has the topic's id and partitions, and tells whether the
+// group existed.
 type DeclareResult struct {
 	TopicID    uint16
 	Partitions uint16
@@ -160,7 +167,7 @@ type PubResult struct {
 	Flags       uint8
 }
 
-// Sub subscribes to a topic as a member of a group. Group aliases the decoded payload.
+// Sub subscribes to a topic as a member of a group. Group and Settings alias the decoded payload.
 type Sub struct {
 	Group       []byte
 	TopicID     uint16
@@ -170,6 +177,7 @@ type Sub struct {
 	CreditBytes uint32
 	Flags       uint16
 	MemberID    uint64 // the member that comes back, with SubFlagRejoin
+	Settings    []byte // the group's, as JSON, with SubFlagSettings
 }
 
 // SubResult is the OK result of SUB.
