@@ -433,7 +433,7 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 	}
 	for _, l := range d.ledgers {
 		d.propose(l)
-		if l.sinceBytes >= checkpointBytes || l.sinceRecords >= checkpointRecords {
+		if l.checkpointDue() {
 			d.checkpoint(l)
 		}
 		if l.held {

@@ -17,9 +17,12 @@ const (
 	maxProposals = 2
 	// proposePause is how long a record waits that the journal did not take.
 	proposePause = 10 * time.Millisecond
-	// A cursor checkpoint is written when this many bytes, or records, have been folded since the last one.
+	// A cursor checkpoint is written when this many bytes, or records, have been folded since the last one; later where the
+	// checkpoint is large, so that writing it costs no more than what it saves: see checkpointDue.
 	checkpointBytes   = 16 << 20
 	checkpointRecords = 1 << 16
+	// checkpointPerRecord is the bytes of a checkpoint for which one record more is waited.
+	checkpointPerRecord = 256
 )
 
 // ledgerLog is the ledger of one journal's partitions: the pure book, and the way of its records through the journal.
@@ -187,6 +190,13 @@ func (d *delivery) effects(l *ledgerLog) {
 		d.parked(&l.fx.Parked[i])
 	}
 	l.fx.Reset()
+}
+
+// checkpointDue bounds what a start has to replay: the records since the last checkpoint have at most as many bytes as that
+// had, or checkpointBytes.
+func (l *ledgerLog) checkpointDue() bool {
+	return l.sinceBytes >= max(checkpointBytes, l.snapshotSize) ||
+		l.sinceRecords >= max(checkpointRecords, l.snapshotSize/checkpointPerRecord)
 }
 
 // checkpoint writes the cursors down, so that the records before need not be read again.
