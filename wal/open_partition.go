@@ -49,7 +49,11 @@ func (p *partition) read(then func(error)) {
 
 // list sorts out the names in the partition's directory.
 func (p *partition) list(names []string) {
-	p.st.dirMade = true
+	p.st.dirMade = p.listed
+	if !p.listed {
+		// A process that was killed made the directories; whether they would survive a power cut isn't known.
+		delete(p.o.s.topics, p.st.id.Topic)
+	}
 	for _, name := range names {
 		if base, ok := parseLogName(Messages, name); ok {
 			p.bases = append(p.bases, base)

@@ -116,3 +116,23 @@ func (n *node) randomRead(rng *rand.Rand, id StreamID) {
 		}
 	}
 }
+
+// TestStore_DirectoriesOfAKilledStartAreFlushed is what a seed has found: a killed start made the directories, the next
+// one wrote to them and published a checkpoint, then the power went.
+func TestStore_DirectoriesOfAKilledStartAreFlushed(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := openNode(t, simdisk.New(simdisk.Options{}), o)
+	n.publish(100, p0, p1)
+	n.now += DefaultWriteOutEvery
+	n.settle()
+	n.kill()
+	n = n.reopen(n.d.Clone(), o)
+	n.sweep()
+	n.kill()
+	n = n.reopen(n.d.Crash(nil), o)
+	if len(n.rec.Quarantined) > 0 {
+		t.Fatalf("quarantined: %+v", n.rec.Quarantined)
+	}
+	n.check()
+	n.close()
+}
