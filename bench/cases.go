@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -326,13 +327,11 @@ func both(ctx context.Context, a, b func(context.Context) error) error {
 	errs := make(chan error, 2)
 	go func() { errs <- a(ctx) }()
 	go func() { errs <- b(ctx) }()
-	err := <-errs
-	if err != nil {
+	first := <-errs
+	if first != nil {
 		cancel()
-		<-errs // a consequence of the first
-		return err
 	}
-	return <-errs
+	return cmp.Or(first, <-errs) // a second error is a consequence of the first
 }
 
 // catchup stores messages, restarts the broker, and reads them from a warm and then from a cold page cache. The sample is the

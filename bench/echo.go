@@ -76,8 +76,8 @@ func startEcho(ctx context.Context) (addr string, stop func(), err error) {
 		return "", nil, err
 	}
 	stop = func() {
-		cmd.Process.Kill()
-		cmd.Wait() // reaps; that it was killed is no news
+		// It may have ended already, and that it was killed is no news.
+		_, _ = cmd.Process.Kill(), cmd.Wait()
 	}
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {

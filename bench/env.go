@@ -45,7 +45,7 @@ func ReadEnvironment(cfg *Config) *Environment {
 	}
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
-		e.MemoryMiB = int(uint64(info.Totalram) * uint64(info.Unit) >> 20)
+		e.MemoryMiB = int(info.Totalram * uint64(info.Unit) >> 20)
 	}
 	return e
 }

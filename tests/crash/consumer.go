@@ -240,18 +240,16 @@ func pull(conn *harness.Conn, sub *protocol.SubResult, check *logCheck) error {
 			continue
 		case protocol.OpNotice:
 			frame, err := confirm(f.Payload, sub)
-			if err != nil {
-				return err
-			}
-			if err := conn.Send(frame); err != nil {
+			if err := errors.Join(err, conn.Send(frame)); err != nil {
 				return err
 			}
 			continue
-		}
-		if err := f.Err(); errors.Is(err, protocol.CodeStaleGeneration) {
-			return nil // the NOTICE with the new epochs is behind it or before it: pull again
-		} else if err != nil {
-			return err
+		default:
+			if err := f.Err(); errors.Is(err, protocol.CodeStaleGeneration) {
+				return nil // the NOTICE with the new epochs is behind it or before it: pull again
+			} else if err != nil {
+				return err
+			}
 		}
 		var ok protocol.OKFrame
 		if err := ok.Decode(f.Payload); err != nil {

@@ -78,6 +78,9 @@ func TestCrash_NothingAcknowledgedIsLost(t *testing.T) {
 			t.Parallel()
 			s := DefaultScenario(seedOf(t, tt.seed))
 			s.Rounds, s.Logf = tt.rounds, t.Logf
+			if testing.Short() {
+				s.Rounds /= 2
+			}
 			if err := s.Run(t.Context(), newTarget(t, map[string]any{"io_backend": tt.backend})); err != nil {
 				t.Fatal(err)
 			}

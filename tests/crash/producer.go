@@ -103,19 +103,20 @@ func (p *producer) exchange(list []sent) (refused, err error) {
 		for _, s := range batch {
 			frames = p.frame(frames, s.part, s.o)
 		}
-		writeErr := make(chan error, 1)
-		go func() { writeErr <- p.conn.Send(frames) }() // answers must be read meanwhile
+		var write sync.WaitGroup
+		var writeErr error
+		write.Go(func() { writeErr = p.conn.Send(frames) }) // answers must be read meanwhile
 		for _, s := range batch {
 			if err := p.answer(s); passing(err) {
 				refused = err
 			} else if err != nil {
 				p.conn.Close() // ends the write
-				<-writeErr
+				write.Wait()
 				return nil, fmt.Errorf("message %d in partition %d: %w", s.o.n, s.part, err)
 			}
 		}
-		if err := <-writeErr; err != nil {
-			return nil, err
+		if write.Wait(); writeErr != nil {
+			return nil, writeErr
 		}
 	}
 	return refused, nil

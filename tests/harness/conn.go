@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -92,7 +93,7 @@ func (c *Conn) Buffered() bool { return len(c.pushes) > 0 || c.r.Buffered() > 0 
 func (c *Conn) read() (Frame, error) {
 	head, err := c.r.Peek(protocol.LengthSize)
 	if err != nil {
-		if err == io.EOF && len(head) > 0 {
+		if errors.Is(err, io.EOF) && len(head) > 0 {
 			err = io.ErrUnexpectedEOF
 		}
 		return Frame{}, err
@@ -106,7 +107,7 @@ func (c *Conn) read() (Frame, error) {
 	}
 	c.frame = c.frame[:total]
 	if _, err := io.ReadFull(c.r, c.frame); err != nil {
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
 		return Frame{}, err
@@ -121,7 +122,7 @@ func (c *Conn) Request(op protocol.Op, frame []byte) (result []byte, err error) 
 	if err := c.nc.SetReadDeadline(time.Now().Add(dialTimeout)); err != nil {
 		return nil, err
 	}
-	defer c.nc.SetReadDeadline(time.Time{})
+	defer func() { _ = c.nc.SetReadDeadline(time.Time{}) }() // fails on a closed connection only
 	if err := c.Send(frame); err != nil {
 		return nil, err
 	}

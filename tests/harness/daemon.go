@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -211,7 +212,7 @@ func (d *Daemon) Stop(timeout time.Duration) error {
 	select {
 	case <-d.exited:
 	case <-time.After(timeout):
-		d.cmd.Process.Signal(syscall.SIGQUIT) // the stacks go to the log
+		_ = d.cmd.Process.Signal(syscall.SIGQUIT) // the stacks go to the log
 		select {
 		case <-d.exited:
 		case <-time.After(2 * time.Second):
@@ -229,16 +230,18 @@ func (d *Daemon) Stop(timeout time.Duration) error {
 // no-op.
 func (d *Daemon) Kill() {
 	d.ended.Store(true)
-	d.cmd.Process.Kill() // an error means that it has ended already
+	_ = d.cmd.Process.Kill() // an error means that it has ended already
 	<-d.exited
 }
+
+var errExitedZero = errors.New("exit status 0")
 
 // Crashed returns an error if the process ended though neither Stop nor Kill was called, with the end of its log.
 func (d *Daemon) Crashed() error {
 	select {
 	case <-d.exited:
 		if !d.ended.Load() {
-			return fmt.Errorf("mortard ended by itself: %v\n%s", d.exitErr, d.Log())
+			return fmt.Errorf("mortard ended by itself: %w\n%s", cmp.Or(d.exitErr, errExitedZero), d.Log())
 		}
 	default:
 	}
