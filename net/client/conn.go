@@ -33,7 +33,6 @@ type conn struct {
 	// Of the loop.
 	phase       phase
 	announced   bool   // the engine has seen a request, so it hears of the close
-	blocked     bool   // the socket is full; the poller will say when it is not
 	polled      bool   // the poller knows the fd
 	pulled      bool   // pull is set
 	next        uint64 // number of the next request
@@ -59,6 +58,13 @@ type conn struct {
 	head        atomic.Uint64 // copy of answers.head, for the loop
 	outstanding atomic.Int64  // copy of out.bytes
 	pulls       atomic.Int32
+
+	// direct: the connection is open, so that whoever flushes it may write to the socket, see tryWrite. writing is held
+	// by whoever takes bytes off the queue; it is locked before mu. It guards blocked, which only the loop changes: the
+	// socket is full, and the poller will say when it is not.
+	direct  atomic.Bool
+	writing sync.Mutex
+	blocked bool
 
 	mu      sync.Mutex
 	closed  bool
@@ -167,6 +173,14 @@ func (c *conn) PushValue(head, value []byte, owner coord.Releaser) {
 // Flush implements coord.Client.
 func (c *conn) Flush() {
 	// While the connection is queued the loop is going to look at it anyway: it clears the mark before it looks.
+	if c.queued.Load() || c.tryWrite() {
+		return
+	}
+	c.later()
+}
+
+// later has the loop look at the connection.
+func (c *conn) later() {
 	if c.queued.CompareAndSwap(false, true) {
 		c.loop.post(c)
 	}
@@ -230,6 +244,7 @@ func (c *conn) closing(until time.Duration) {
 		return
 	}
 	c.phase = phaseClosing
+	c.direct.Store(false) // the loop must see the last byte leave
 	c.until = until
 	c.part.drop()
 }
@@ -237,10 +252,12 @@ func (c *conn) closing(until time.Duration) {
 // write sends what is queued and moves a closing connection along. It reports false when the connection is to be
 // destroyed.
 func (c *conn) write() bool {
+	c.writing.Lock()
 	if c.blocked && c.unblocked.Swap(false) {
 		c.blocked = false
 	}
 	ok, empty, cut := c.send()
+	c.writing.Unlock()
 	if !ok {
 		return false
 	}
@@ -258,14 +275,13 @@ func (c *conn) write() bool {
 	return true
 }
 
-// send writes until the queue is empty, the socket is full or the connection's turn is over. ok is false when the socket
-// is broken; cut says that nothing more will be queued.
+// send writes until the queue is empty, the socket is full or the connection's turn is over, with the writing mutex held.
+// ok is false when the socket is broken; cut says that nothing more will be queued.
 func (c *conn) send() (ok, empty, cut bool) {
 	l := c.loop
 	left := turnBytes
 	for {
 		var n int
-		writable := false
 		c.mu.Lock()
 		l.iov, n = c.out.gather(l.iov, left)
 		empty = c.out.bytes == 0
@@ -282,7 +298,7 @@ func (c *conn) send() (ok, empty, cut bool) {
 			return true, false, cut
 		}
 		if left <= 0 {
-			c.Flush()
+			c.later()
 			return true, false, cut
 		}
 		sent, err := writev(c.fd, l.iov)
@@ -293,21 +309,7 @@ func (c *conn) send() (ok, empty, cut bool) {
 		if sent > 0 {
 			left -= sent
 			c.progress = l.now
-			c.srv.bytesOut.Add(uint64(sent))
-			c.mu.Lock()
-			l.done = c.out.consume(sent, l.done[:0])
-			c.outstanding.Store(int64(c.out.bytes))
-			if c.above && c.out.bytes <= coord.OutboundPause/2 {
-				c.above, writable = false, true
-			}
-			c.mu.Unlock()
-			for i, owner := range l.done {
-				owner.Release()
-				l.done[i] = nil
-			}
-			if writable && c.announced {
-				c.srv.opts.Handler.ClientWritable(c)
-			}
+			l.done = c.taken(sent, l.done[:0])
 		}
 		if sent < n { // the socket is full
 			c.blocked = true
@@ -323,10 +325,12 @@ func (c *conn) send() (ok, empty, cut bool) {
 // fit in half of MaxOutbound any more stay where they are; they are about as large as their slabs.
 func (c *conn) copyBorrowed() {
 	c.unpin = c.loop.now + unpinAfter
+	c.writing.Lock()
+	defer c.writing.Unlock()
 	c.mu.Lock()
 	list := c.out.borrowedUpTo(c.srv.opts.MaxOutbound/2, nil)
 	c.mu.Unlock()
-	for i := range list { // only this goroutine takes bytes off the queue, so they stay without the mutex
+	for i := range list { // only who holds the writing mutex takes bytes off the queue, so they stay without the other
 		list[i].b = append(make([]byte, 0, len(list[i].b)), list[i].b...)
 	}
 	c.mu.Lock()
@@ -340,6 +344,8 @@ func (c *conn) copyBorrowed() {
 // release gives back everything when gnet has closed the connection.
 func (c *conn) release() {
 	c.part.drop()
+	c.writing.Lock() // nobody writes to the descriptor once it may be another file's
+	defer c.writing.Unlock()
 	c.mu.Lock()
 	c.closed = true
 	done := c.out.drop(nil)

@@ -203,7 +203,7 @@ func (c *conn) publish(payload []byte, buf *frameBuf) (kept bool) {
 		c.completeBusy(req)
 		return false
 	}
-	c.announced = true
+	c.announce()
 	l.submitted = true
 	if large {
 		l.ingress.PublishOwned(c, req, &l.pub, buf)
@@ -225,9 +225,16 @@ func (c *conn) control(op protocol.Op, payload []byte) {
 	if op == protocol.OpPull {
 		c.pulled, c.pull = true, req
 	}
-	c.announced = true
+	c.announce()
 	c.loop.submitted = true
 	c.loop.ingress.Request(c, req, op, payload)
+}
+
+// announce notes that the engine knows the connection. Set once: other goroutines read it, see taken.
+func (c *conn) announce() {
+	if !c.announced {
+		c.announced = true
+	}
 }
 
 // interruptPulls ends the PULLs that are not answered yet, once: a request has arrived behind them. Whether they are
@@ -285,6 +292,7 @@ func (c *conn) connect(payload []byte) {
 		return
 	}
 	c.phase = phaseOpen
+	c.direct.Store(true)
 	c.Complete(c.request(), connected)
 }
 
