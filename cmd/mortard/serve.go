@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
@@ -57,6 +58,16 @@ func serve(ctx context.Context, inv *invocation, stdout, stderr io.Writer) error
 	return errors.Join(err, b.stop())
 }
 
+// setProcs gives the scheduler a processor for each goroutine that spends its life in a system call: a shard and its
+// store. With as many processors as cores they compete for them each time a call returns, and the scheduler's monitor
+// has to take processors away from blocked threads; measured on 2 cores, that is a third of the CPU time of a lone
+// publish. A GOMAXPROCS in the environment is left as it is.
+func setProcs(shards int) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2*max(shards, 1))
+	}
+}
+
 // start brings the parts up, the admin port first: a long recovery can be watched there.
 func (b *broker) start(ctx context.Context) error {
 	began := time.Now()
@@ -68,6 +79,7 @@ func (b *broker) start(ctx context.Context) error {
 	if err := ring.SetTimerSlack(timerSlack); err != nil {
 		b.log.Debug("timers stay as precise as they are", "error", err)
 	}
+	setProcs(c.Shards)
 	b.log.Info("starting", "version", buildVersion(), "data_dir", c.DataDir, "pid", os.Getpid())
 	if c.ListenAdmin != off {
 		if !isLoopback(c.ListenAdmin) {
