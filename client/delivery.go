@@ -146,6 +146,7 @@ func (k *Consumer) message(m *protocol.Msg) error {
 	msg.Topic, msg.Partition, msg.Sequence = k.topic.Name, m.Partition, m.Sequence
 	msg.Key, msg.Value = k.keep(m.Key), k.keep(m.Value)
 	msg.Attempt, msg.ProducerID, msg.ProducerSeq = m.Attempt, m.ProducerID, m.ProducerSeq
+	msg.Redriven = m.Flags&protocol.MsgFlagRedriven != 0
 	msg.consumer, msg.part = k, part
 	msg.deliveryID, msg.ownershipEpoch = m.DeliveryID, m.OwnershipEpoch
 	msg.cost, msg.born, msg.renewed = uint32(cost), k.tick, k.tick

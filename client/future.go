@@ -14,6 +14,8 @@ type Record struct {
 	Key []byte
 	// Value is at most protocol.MaxValueLen bytes.
 	Value []byte
+	// Redriven marks a message that is put back from a dead-letter topic; see Message.Redriven.
+	Redriven bool
 	// Tag is not sent; it comes back in Result.Tag.
 	Tag uint64
 }

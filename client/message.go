@@ -23,6 +23,9 @@ type Message struct {
 	Attempt     uint16
 	ProducerID  uint64
 	ProducerSeq uint64
+	// Redriven says that the message was put back from a dead-letter topic: an earlier one with the same key and value
+	// failed.
+	Redriven bool
 
 	consumer       *Consumer
 	part           *assigned

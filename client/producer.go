@@ -166,6 +166,9 @@ func (p *Producer) enqueue(ctx context.Context, m *Record, future *Future, f fun
 	if part.producerID != 0 {
 		pub.ProducerSeq = e.seq
 	}
+	if m.Redriven {
+		pub.Flags |= protocol.PubFlagRedriven
+	}
 	part.next++
 	part.unanswered++
 	p.count++

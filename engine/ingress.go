@@ -31,6 +31,7 @@ type pubRequest struct {
 	topic       uint16
 	partition   uint16
 	durability  protocol.Durability
+	redriven    bool
 	owned       int32 // index in pubBatch.owned, or -1
 }
 
@@ -116,7 +117,7 @@ func (in *Ingress) publish(c coord.Client, req uint64, p *protocol.Pub, own coor
 		producerID: p.ProducerID, producerSeq: p.ProducerSeq,
 		keyLen: uint16(len(p.Key)), valueLen: uint32(len(p.Value)),
 		topic: p.TopicID, partition: partition,
-		durability: d, owned: -1,
+		durability: d, redriven: p.Flags&protocol.PubFlagRedriven != 0, owned: -1,
 	}
 	if own != nil {
 		r.owned = int32(len(b.owned))

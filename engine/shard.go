@@ -488,6 +488,9 @@ func (s *shard) publish(b *pubBatch, r *pubRequest) bool {
 	if len(keyBytes) > 0 {
 		s.record.Flags = wal.FlagKey
 	}
+	if r.redriven {
+		s.record.Flags |= wal.FlagRedriven
+	}
 	if err := s.journal.Append(part.stream, &s.record); err != nil {
 		if errors.Is(err, wal.ErrRecordTooLarge) {
 			s.refuse(r, protocol.CodeInternal, "the message fits no journal file: raise journal_file_bytes above its size plus 1 MiB")

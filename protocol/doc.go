@@ -20,6 +20,7 @@
 //	0x01 CONNECT      protocol_version u8 | client_flags u16 (=0) | token_len u16 | token | reserved u32 (=0)
 //	0x02 DECLARE      topic_len u16 | topic | partition_count u16 | flags u16 | [settings_len u16 | settings]  flags bit 2
 //	                  | [group_len u16 | group | start_policy u8]                                            flags bit 3
+//	                  | [reset_to u8 | reset_value u64 | reset_partition u16 | reset_options u8]             flags bit 5
 //	0x03 PUB          topic_id u16 | partition u16 | producer_id u64 | producer_seq u64 | flags u16
 //	                  | key_len u16 | key | value_len u32 | value
 //	0x04 SUB          group_len u16 | group | topic_id u16 | partition u16 (=0xFFFF) | start_policy u8
@@ -54,6 +55,9 @@
 //	SUB      subscription_id u16 | member_id u64 | membership_epoch u32 | assignment_epoch u32
 //	CREDIT   granted_count u16 | granted_bytes u32 | outstanding_count u16 | outstanding_bytes u32 | credit_epoch u64
 //
+// flags of PUB: bits 0-1 the durability asked for, bit 2 (REDRIVEN) says that the message is put back from a dead-letter
+// topic. That is stored with it, and bit 2 of its MSG's flags says so.
+//
 // # Consumer groups in DECLARE and SUB
 //
 // DECLARE with flag bit 3 (GROUP) is about a consumer group of the topic, which must exist. It creates the group with
@@ -62,6 +66,13 @@
 // (CodeUnknownGroup), with DELETE it ends the group and its cursors; members are told CodeUnknownGroup. With flag bit 4
 // (UPDATE), which goes with GROUP and SETTINGS only, the settings replace those of a group that exists; what is left out
 // gets its default. partition_count is 0 or the topic's. The result is the topic's, but created is the group's.
+//
+// With flag bit 5 (RESET), which goes with GROUP only, the cursors of a group that exists are moved: to the oldest message
+// (reset_to 0), behind the newest (1), to the sequence (2) or the time in Unix milliseconds (3) that is reset_value, in
+// one partition or, with 0xFFFF, in all. What lies outside of a partition means its nearest end. What was in flight or
+// waiting is forgotten. While the group has members that is refused (CodeGroupExistsMismatch), unless reset_options has
+// bit 0 (FORCE); bit 1 (DRY_RUN) only tells what would change. The OK, which says that the new positions are durable, has
+// behind the result of DECLARE: positions_len u16, then for each one partition u16, from u64, to u64, both ack floors.
 //
 // SUB with flag bit 4 (SETTINGS) brings group settings: those of the group if it creates it, otherwise they must be the
 // same. Flag BROADCAST stands for the setting of that name, and must fit the group with or without other settings.

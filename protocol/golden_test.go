@@ -112,6 +112,8 @@ var goldenStructs = map[string]codec{
 	"declare with settings": &Declare{Topic: []byte("orders"), Flags: DeclareFlagSettings, Settings: []byte("{}")},
 	"declare group": &Declare{Topic: []byte("orders"), Flags: DeclareFlagGroup | DeclareFlagSettings | DeclareFlagUpdate,
 		Settings: []byte("{}"), Group: []byte("billing"), StartPolicy: StartLatest},
+	"declare reset": &Declare{Topic: []byte("orders"), Flags: DeclareFlagGroup | DeclareFlagReset, Group: []byte("billing"),
+		Reset: Reset{To: ResetTime, Value: u1, Partition: AnyPartition, Options: ResetForce}},
 	"declare lookup": &Declare{Topic: []byte("$dlq."), Flags: DeclareFlagLookup},
 	"pub": &Pub{TopicID: 0x0102, Partition: 0x0304, ProducerID: 0x05060708090a0b0c, ProducerSeq: 0x0d0e0f1011121314,
 		Flags: uint16(DurabilityQuorum), Key: []byte("key"), Value: []byte("value")},

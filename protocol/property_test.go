@@ -32,10 +32,14 @@ func randomCodec(rng *rand.Rand, op Op) codec {
 			if m.Flags == DeclareFlagGroup|DeclareFlagSettings && rng.IntN(2) == 0 {
 				m.Flags |= DeclareFlagUpdate
 			}
+			if m.Flags == DeclareFlagGroup && rng.IntN(2) == 0 {
+				m.Flags |= DeclareFlagReset
+				m.Reset = Reset{To: ResetTo(rng.IntN(4)), Value: u64(), Partition: u16(), Options: uint8(rng.IntN(4))}
+			}
 		}
 		return m
 	case OpPub:
-		return &Pub{TopicID: u16(), Partition: u16(), ProducerID: u64(), ProducerSeq: u64(), Flags: uint16(rng.IntN(4)),
+		return &Pub{TopicID: u16(), Partition: u16(), ProducerID: u64(), ProducerSeq: u64(), Flags: uint16(rng.IntN(8)),
 			Key: randomBytes(rng, 0, MaxKeyLen), Value: randomBytes(rng, 0, 2000)}
 	case OpSub:
 		m := &Sub{Group: randomBytes(rng, 1, MaxGroupLen), TopicID: u16(), Partition: AnyPartition,

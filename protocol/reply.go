@@ -147,7 +147,10 @@ func (m *Msg) Decode(payload []byte) error {
 
 // AppendOK appends the whole OK frame that answers DECLARE.
 func (m *DeclareResult) AppendOK(dst []byte) []byte {
-	dst = appendOKHeader(dst, OpDeclare, declareResultLen)
+	return m.append(appendOKHeader(dst, OpDeclare, declareResultLen))
+}
+
+func (m *DeclareResult) append(dst []byte) []byte {
 	dst = be.AppendUint16(dst, m.TopicID)
 	dst = be.AppendUint16(dst, m.Partitions)
 	existed := byte(0)
@@ -160,10 +163,14 @@ func (m *DeclareResult) AppendOK(dst []byte) []byte {
 // Decode reads the result of DECLARE's OK.
 func (m *DeclareResult) Decode(result []byte) error {
 	r := reader{b: result, op: OpDeclare, result: true}
+	m.decode(&r)
+	return r.end()
+}
+
+func (m *DeclareResult) decode(r *reader) {
 	m.TopicID = r.u16("topic_id")
 	m.Partitions = r.u16("partition_count")
 	m.Existed = r.atMost("created", 1) == 1
-	return r.end()
 }
 
 // AppendOK appends the whole OK frame that answers PUB.

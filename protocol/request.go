@@ -29,7 +29,8 @@ func (m *Connect) Decode(payload []byte) error {
 	return r.end()
 }
 
-const declareFlags = DeclareFlagDelete | DeclareFlagLookup | DeclareFlagSettings | DeclareFlagGroup | DeclareFlagUpdate
+const declareFlags = DeclareFlagDelete | DeclareFlagLookup | DeclareFlagSettings | DeclareFlagGroup | DeclareFlagUpdate |
+	DeclareFlagReset
 
 // AppendFrame appends the whole DECLARE frame, with Settings if Flags has DeclareFlagSettings, Group and StartPolicy if
 // it has DeclareFlagGroup. Topic and Settings have at most 65 535 bytes each, Group 1 to MaxGroupLen.
@@ -46,6 +47,10 @@ func (m *Declare) AppendFrame(dst []byte) []byte {
 		must(OpDeclare, "group", len(m.Group), MaxGroupLen)
 		n += 2 + len(m.Group) + 1
 	}
+	reset := m.Flags&DeclareFlagReset != 0
+	if reset {
+		n += resetLen
+	}
 	dst = appendHeader(dst, OpDeclare, n)
 	dst = be.AppendUint16(dst, uint16(len(m.Topic)))
 	dst = append(dst, m.Topic...)
@@ -59,6 +64,9 @@ func (m *Declare) AppendFrame(dst []byte) []byte {
 		dst = be.AppendUint16(dst, uint16(len(m.Group)))
 		dst = append(dst, m.Group...)
 		dst = append(dst, byte(m.StartPolicy))
+	}
+	if reset {
+		dst = m.Reset.append(dst)
 	}
 	return dst
 }
@@ -76,13 +84,19 @@ func (m *Declare) Decode(payload []byte) error {
 	if m.Flags&DeclareFlagUpdate != 0 && m.Flags != DeclareFlagUpdate|DeclareFlagGroup|DeclareFlagSettings {
 		r.fail("flags", r.off-2, "asks for UPDATE, which goes with GROUP and SETTINGS only")
 	}
-	m.Settings, m.Group, m.StartPolicy = nil, nil, 0
+	if m.Flags&DeclareFlagReset != 0 && m.Flags != DeclareFlagReset|DeclareFlagGroup {
+		r.fail("flags", r.off-2, "asks for RESET, which goes with GROUP only")
+	}
+	m.Settings, m.Group, m.StartPolicy, m.Reset = nil, nil, 0, Reset{}
 	if m.Flags&DeclareFlagSettings != 0 {
 		m.Settings = r.bytes("settings", int(r.u16("settings_len")), 0, math.MaxUint16, 2)
 	}
 	if m.Flags&DeclareFlagGroup != 0 {
 		m.Group = r.bytes("group", int(r.u16("group_len")), 1, MaxGroupLen, 2)
 		m.StartPolicy = StartPolicy(r.atMost("start_policy", uint8(StartLatest)))
+	}
+	if m.Flags&DeclareFlagReset != 0 {
+		m.Reset.decode(&r)
 	}
 	return r.end()
 }
@@ -129,7 +143,7 @@ func (m *Pub) Decode(payload []byte) error {
 	m.ProducerID = be.Uint64(h[4:])
 	m.ProducerSeq = be.Uint64(h[12:])
 	m.Flags = be.Uint16(h[20:])
-	r.checkFlags(m.Flags, PubFlagDurability, "flags", 20)
+	r.checkFlags(m.Flags, PubFlagDurability|PubFlagRedriven, "flags", 20)
 	m.Key = r.bytes("key", int(be.Uint16(h[22:])), 0, MaxKeyLen, 2)
 	m.Value = r.bytes("value", int(r.u32("value_len")), 0, MaxValueLen, 4)
 	return r.end()

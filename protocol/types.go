@@ -52,12 +52,17 @@ const (
 // Flag bits of the requests.
 const (
 	PubFlagDurability uint16 = 0b11
+	// PubFlagRedriven marks a message that is put back from a dead-letter topic. It is stored with the message;
+	// MsgFlagRedriven is the same bit of its MSG.
+	PubFlagRedriven uint16 = 1 << 2
+	MsgFlagRedriven uint16 = 1 << 2
 
 	DeclareFlagDelete   uint16 = 1 << 0
 	DeclareFlagLookup   uint16 = 1 << 1
 	DeclareFlagSettings uint16 = 1 << 2
 	DeclareFlagGroup    uint16 = 1 << 3 // it is about a consumer group of the topic
 	DeclareFlagUpdate   uint16 = 1 << 4 // the settings replace those of a group that exists
+	DeclareFlagReset    uint16 = 1 << 5 // the group's cursors are moved
 
 	SubFlagStream    uint16 = 1 << 0
 	SubFlagBroadcast uint16 = 1 << 1
@@ -137,6 +142,8 @@ type Declare struct {
 	// Group and StartPolicy are present when Flags has DeclareFlagGroup. StartPolicy counts when the group is created.
 	Group       []byte
 	StartPolicy StartPolicy
+	// Reset is present when Flags has DeclareFlagReset. The answer is then a ResetResult.
+	Reset Reset
 }
 
 // DeclareResult is the OK result of DECLARE. For a group it has the topic's id and partitions, and tells whether the

@@ -46,8 +46,10 @@ const (
 	FlagKey uint16 = 1 << 0
 	// FlagTombstone marks a deletion of the key.
 	FlagTombstone uint16 = 1 << 1
+	// FlagRedriven marks a message that was put back from a dead-letter topic.
+	FlagRedriven uint16 = 1 << 2
 
-	knownFlags = FlagKey | FlagTombstone
+	knownFlags = FlagKey | FlagTombstone | FlagRedriven
 
 	// MaxReplFlags is the largest value of replication_flags.
 	MaxReplFlags = 3
@@ -57,7 +59,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Record is one message, ledger event or metadata mutation as it stands in a log.
 type Record struct {
-	// Flags holds FlagTombstone; FlagKey follows from Key.
+	// Flags holds FlagTombstone and FlagRedriven; FlagKey follows from Key.
 	Flags       uint16
 	Sequence    Sequence
 	ProducerID  uint64

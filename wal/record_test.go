@@ -109,7 +109,7 @@ func TestDecodeRecord_RefusesWhatTheFormatForbids(t *testing.T) {
 		{"length 0", func(b []byte) { binary.BigEndian.PutUint32(b, 0) }, errRecordLen},
 		{"length below the header", func(b []byte) { binary.BigEndian.PutUint32(b, 51) }, errRecordLen},
 		{"length above the largest", func(b []byte) { binary.BigEndian.PutUint32(b, MaxRecordLen-3) }, errRecordLen},
-		{"unknown flag", func(b []byte) { b[9] |= 4 }, errRecordFlags},
+		{"unknown flag", func(b []byte) { b[9] |= 8 }, errRecordFlags},
 		{"key without its flag", func(b []byte) { b[9] = 0 }, errRecordKeyFlag},
 		{"flag without a key", func(b []byte) { b[11], b[15] = 0, 8 }, errRecordKeyFlag},
 		{"lengths disagree", func(b []byte) { b[15] = 4 }, errRecordLengths},

@@ -235,6 +235,9 @@ func (d *dumper) record(f *wal.RecordFound) error {
 	if r.ProducerID != 0 || r.ProducerSeq != 0 {
 		fields = fields.with("producer_id", r.ProducerID, "producer_seq", r.ProducerSeq)
 	}
+	if r.Flags&wal.FlagRedriven != 0 {
+		fields = fields.with("redriven", true)
+	}
 	if r.Flags&wal.FlagTombstone != 0 {
 		fields = fields.with("tombstone", true)
 	}

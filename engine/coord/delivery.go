@@ -180,8 +180,15 @@ func (d *delivery) openGroup(m *metadata.Group) {
 
 // ledgerOptions are a group's delivery settings; what they leave open is the broker's.
 func (d *delivery) ledgerOptions(s *metadata.GroupSettings) ledger.Options {
-	set := ledger.Settings{MaxAttempts: int(s.MaxAttempts)}
-	return set.Options(d.c.opts.DeliveryLease, d.c.opts.DeliveryMaxAttempts)
+	o := ledger.DefaultOptions()
+	o.Lease, o.Ordered, o.MaxAttempts = d.c.opts.DeliveryLease, s.Ordered, s.Attempts(d.c.opts.DeliveryMaxAttempts)
+	if s.Lease > 0 {
+		o.Lease = s.Lease
+	}
+	if delays := s.RetryDelays(); delays != nil {
+		o.Fixed(delays)
+	}
+	return o
 }
 
 // groupConfigured implements deliverer.

@@ -375,3 +375,56 @@ func TestDelivery_ChangedSettingsApplyToWhatIsUnderWay(t *testing.T) {
 	cl.want(0)
 	r.wantLetters("1 nack x2")
 }
+
+func TestDelivery_RetryScheduleIsTheGroups(t *testing.T) {
+	r := newRig(t, 1, nil)
+	r.meta.Group(rigGroup).Settings = metadata.GroupSettings{Retry: metadata.RetryList, Delays: []time.Duration{5 * time.Second, 10 * time.Second}, MaxAttempts: 3}
+	r.d.groupConfigured(rigGroup)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(1)...)
+	for _, delay := range []time.Duration{5 * time.Second, 10 * time.Second} {
+		m := cl.want(1)[0]
+		cl.nack(&m, protocol.NackRetryLater)
+		r.turn()
+		r.commit()
+		r.pass(delay - 100*time.Millisecond)
+		cl.want(0)
+		r.pass(200 * time.Millisecond)
+	}
+	m := cl.want(1)[0]
+	cl.nack(&m, protocol.NackRetryLater)
+	r.turn()
+	r.commit()
+	r.wantLetters("1 nack x3")
+}
+
+// g4: a set maximum is obeyed in ordered groups too, and the partition goes on behind the dead letter.
+func TestDelivery_OrderedGroupGoesOnBehindADeadLetter(t *testing.T) {
+	r := newRig(t, 1, nil)
+	r.meta.Group(rigGroup).Settings = metadata.GroupSettings{Ordered: true, MaxAttempts: 2}
+	r.d.groupConfigured(rigGroup)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(3)...)
+	for attempt := uint16(1); attempt <= 2; attempt++ {
+		m := cl.want(1)[0]
+		if m.Sequence != 1 || m.Attempt != attempt {
+			t.Fatalf("message %d, attempt %d", m.Sequence, m.Attempt)
+		}
+		cl.nack(&m, protocol.NackRetryLater)
+		r.turn()
+		r.commit()
+		r.pass(1100 * time.Millisecond)
+	}
+	r.commit()
+	for want := uint64(2); want <= 3; want++ {
+		m := cl.want(1)[0]
+		if m.Sequence != want {
+			t.Fatalf("message %d, want %d", m.Sequence, want)
+		}
+		cl.ack(&m, 0)
+		r.turn()
+		r.commit()
+	}
+	r.wantLetters("1 nack x2")
+	r.wantSums()
+}

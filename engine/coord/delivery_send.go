@@ -250,6 +250,10 @@ func (d *delivery) deliver(con *consumer, rd *reader, seq ledger.Sequence, attem
 	m.SubscriptionID, m.TopicID, m.Partition = con.sub.id, rd.part.topic, rd.part.id
 	m.Sequence, m.DeliveryID, m.Attempt, m.OwnershipEpoch = uint64(seq), id, attempt, rd.epoch
 	m.ProducerID, m.ProducerSeq, m.Key, m.Value = d.rec.ProducerID, d.rec.ProducerSeq, d.rec.Key, d.rec.Value
+	m.Flags = 0
+	if d.rec.Flags&wal.FlagRedriven != 0 {
+		m.Flags = protocol.MsgFlagRedriven
+	}
 	if len(m.Value) >= ZeroCopyMin {
 		d.sendLarge(con, m, src)
 		return

@@ -146,6 +146,14 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Fixed has failed messages wait exactly as delays say, the last one again and again. The slice, which is not empty, is kept.
+func (o *Options) Fixed(delays []time.Duration) {
+	o.Backoff, o.JitterPercent, o.MaxDelay = delays, 0, quantum
+	for _, d := range delays {
+		o.MaxDelay = max(o.MaxDelay, d)
+	}
+}
+
 // maxDelayMs is the largest delay that a FAIL can carry.
 const maxDelayMs = 1<<32 - 1
 
