@@ -233,7 +233,14 @@ func TestPush_BlockedReaderHoldsNoMemoryOfOthers(t *testing.T) {
 			c.Flush()
 			pushed++
 		}
-		time.Sleep(20 * time.Millisecond) // the kernel's buffers may take it still
+		// The kernel's buffers may take it still, and the loop may be slow: full is what stays as it is.
+		for last, same := -1, 0; same < 10; time.Sleep(20 * time.Millisecond) {
+			if now := c.Outstanding(); now != last {
+				last, same = now, 0
+			} else {
+				same++
+			}
+		}
 	}
 	eventually(t, "every owner is released", func() bool { return releases.Load() == pushed })
 	if c.Outstanding() == 0 {
