@@ -41,6 +41,10 @@ func (c *Coordinator) handleDeclare(r *Request, payload []byte) {
 		c.refuseErr(r.Client, r.Req, r.Op, err)
 		return
 	}
+	if d.Flags&protocol.DeclareFlagReset != 0 {
+		c.handleReset(r, &d)
+		return
+	}
 	decl := declaration{client: r.Client, req: r.Req, name: string(d.Topic), partitions: d.Partitions, flags: d.Flags}
 	if d.Flags&protocol.DeclareFlagSettings != 0 {
 		s, err := metadata.ParseTopicSettings(d.Settings)

@@ -51,6 +51,7 @@ type delivery struct {
 	frame   []byte
 
 	office  letterOffice
+	resets  []*reset // whose moves are not on record
 	latency latency
 }
 
@@ -352,6 +353,9 @@ func (d *delivery) enqueue(con *consumer) {
 func (d *delivery) round(journal int, r *wal.Round) {
 	d.fold(journal, r)
 	d.addTail(journal, r)
+	if len(d.resets) > 0 {
+		d.finishResets()
+	}
 }
 
 // written implements deliverer.

@@ -1,6 +1,7 @@
 package coord
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -19,6 +20,11 @@ func (d *delivery) failed(code protocol.ErrorCode, text string) {
 		for l.proposed.len() > 0 {
 			l.proposed.pop()
 		}
+	}
+	resets := d.resets
+	d.resets = nil
+	for _, rs := range resets {
+		rs.done(nil, fmt.Errorf("%s: %w", text, code))
 	}
 	for _, l := range d.office.all {
 		d.answerLetter(l, code, text)

@@ -73,9 +73,11 @@ type coldRead struct {
 	req   wal.ReadRequest
 	rd    *reader // nil: nobody waits any more
 	place *coldPlace
-	// letter and search are set where the read is for a dead letter.
+	// letter and search are set where the read is for a dead letter, reset where it finds a time in partition index.
 	letter *letter
 	search *groupDelivery
+	reset  *reset
+	index  int
 }
 
 // source is where a record lies: a reference on it keeps the record's bytes.
@@ -242,6 +244,9 @@ func (d *delivery) readDone(req *wal.ReadRequest) {
 		return
 	case r.search != nil:
 		d.searched(r.search, req.Chunk, req.Err)
+		return
+	case r.reset != nil:
+		d.timeFound(r.reset, r.index, req.Chunk, req.Err)
 		return
 	}
 	rd, place, chunk, err, from := r.rd, r.place, req.Chunk, req.Err, req.From

@@ -81,6 +81,7 @@ type fakeStore struct {
 	records   map[uint16][]wal.Record // by partition
 	letters   map[uint16][]wal.Record // stored dead letters, by topic
 	oldest    wal.Sequence
+	until     wal.Sequence // the last one on disk; 0: all are
 	reads     []*wal.ReadRequest
 	done      int
 	err       error
@@ -297,8 +298,11 @@ func (r *rig) complete(req *wal.ReadRequest) {
 			stored = r.store.letters[req.Stream.Topic]
 		}
 		for _, rec := range stored {
-			if rec.Sequence < from {
+			if rec.Sequence < from || req.ByTime && rec.TimestampMs < req.TimeMs {
 				continue
+			}
+			if r.store.until != 0 && rec.Sequence > r.store.until {
+				break
 			}
 			size += wal.RecordSize(len(rec.Key), len(rec.Value))
 			if len(records) > 0 && size > req.MaxBytes {

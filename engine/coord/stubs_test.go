@@ -89,7 +89,11 @@ func render(frame []byte) string {
 	case protocol.OpDeclare:
 		var r protocol.DeclareResult
 		if err := r.Decode(m.Result); err != nil {
-			panic(err)
+			var r protocol.ResetResult
+			if err := r.Decode(m.Result); err != nil {
+				panic(err)
+			}
+			return fmt.Sprintf("OK RESET %v", r.Positions)
 		}
 		return fmt.Sprintf("OK DECLARE id=%d parts=%d existed=%t", r.TopicID, r.Partitions, r.Existed)
 	case protocol.OpSub:
@@ -173,6 +177,10 @@ func (d *stubDelivery) groupStarted(uint16) bool     { return !d.starting }
 func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
 func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
 func (d *stubDelivery) groupConfigured(g uint16)     { d.say("group= g%d", g) }
+func (d *stubDelivery) reset(g uint16, _ protocol.Reset, done func([]protocol.ResetPosition, error)) {
+	d.say("reset g%d", g)
+	done([]protocol.ResetPosition{{Partition: 0, From: 1, To: 2}}, nil)
+}
 func (d *stubDelivery) refused(uint64, string)       {}
 func (d *stubDelivery) request(r *Request, _ []byte) { d.say("request %v", r.Op) }
 func (d *stubDelivery) round(j int, r *wal.Round)    {}

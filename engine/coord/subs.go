@@ -74,6 +74,9 @@ type deliverer interface {
 	groupCreated(group, topic uint16, policy protocol.StartPolicy)
 	groupDeleted(group uint16)
 	topicDeleted(topic uint16)
+	// reset finds the positions that to means for a group that exists and, unless it is a dry run, moves its cursors there.
+	// done is called once, possibly at once: when the moves are on record, or with an error that wraps a code.
+	reset(group uint16, to protocol.Reset, done func([]protocol.ResetPosition, error))
 	// groupConfigured tells that a group's settings have changed; the metadata log has committed it.
 	groupConfigured(group uint16)
 	// groupStarted tells whether it is on record where the group starts reading each of its partitions. Until then nobody
