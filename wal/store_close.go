@@ -5,8 +5,7 @@ import "github.com/mortarmq/mortarmq/ring"
 // closeState is where a clean shutdown stands.
 type closeState struct {
 	started bool
-	// swept: everything is in files and durable; published: the checkpoints and indexes beside them are, too.
-	swept     bool
+	// published says that everything is in files and durable, and checkpoints and indexes are being written beside them.
 	published bool
 	closed    bool
 }
