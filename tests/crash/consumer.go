@@ -42,13 +42,22 @@ type sentAck struct {
 	seq  uint64
 }
 
-func subscribe(addr string, topic uint16, group string, flags uint16) (*harness.Conn, protocol.SubResult, error) {
+// subscribe joins a group on a connection of its own; with a member it comes back as that one, if the broker still knows it.
+func subscribe(addr string, topic uint16, group string, flags uint16, member uint64) (*harness.Conn, protocol.SubResult, error) {
 	conn, err := harness.Dial(addr, "")
 	if err != nil {
 		return nil, protocol.SubResult{}, err
 	}
-	sub, err := conn.Subscribe(&protocol.Sub{Group: []byte(group), TopicID: topic, Partition: protocol.AnyPartition,
-		StartPolicy: protocol.StartEarliest, CreditCount: creditCount, CreditBytes: creditBytes, Flags: flags})
+	req := protocol.Sub{Group: []byte(group), TopicID: topic, Partition: protocol.AnyPartition,
+		StartPolicy: protocol.StartEarliest, CreditCount: creditCount, CreditBytes: creditBytes, Flags: flags}
+	if member != 0 {
+		req.Flags, req.MemberID = flags|protocol.SubFlagRejoin, member
+	}
+	sub, err := conn.Subscribe(&req)
+	if errors.Is(err, protocol.CodeUnknownMember) {
+		req.Flags, req.MemberID = flags, 0
+		sub, err = conn.Subscribe(&req)
+	}
 	if err != nil {
 		conn.Close()
 		return nil, sub, err
@@ -56,9 +65,9 @@ func subscribe(addr string, topic uint16, group string, flags uint16) (*harness.
 	return conn, sub, nil
 }
 
-// newConsumer subscribes with STREAM.
-func newConsumer(m *model, addr string, topic uint16, rng *rand.Rand) (*consumer, error) {
-	conn, sub, err := subscribe(addr, topic, groupName, protocol.SubFlagStream)
+// newConsumer subscribes with STREAM, as the member that it was in the round before.
+func newConsumer(m *model, addr string, topic uint16, rng *rand.Rand, member uint64) (*consumer, error) {
+	conn, sub, err := subscribe(addr, topic, groupName, protocol.SubFlagStream, member)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +186,7 @@ func ackOf(msg *protocol.Msg) protocol.Ack {
 
 // readLog reads every partition from its start up to its known end, as a group of its own, by PULL with cumulative ACKs.
 func readLog(m *model, addr string, topic uint16, group string, within time.Duration) (read int, err error) {
-	conn, sub, err := subscribe(addr, topic, group, 0)
+	conn, sub, err := subscribe(addr, topic, group, 0, 0)
 	if err != nil {
 		return 0, err
 	}

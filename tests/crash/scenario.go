@@ -43,6 +43,8 @@ type Scenario struct {
 
 	// patience bounds how long the broker may take to deliver, or to accept, what it must; 0 means the default.
 	patience time.Duration
+	// member is the group's member of the round before, 0 if there is none.
+	member uint64
 }
 
 // DefaultScenario returns the rounds that the tests run.
@@ -63,6 +65,7 @@ func (s *Scenario) Run(ctx context.Context, t Target) error {
 	if s.patience == 0 {
 		s.patience = defaultPatience
 	}
+	s.member = 0
 	m := newModel(s.Seed, s.Partitions)
 	rng := rand.New(rand.NewPCG(s.Seed, 0))
 	for round := 1; round <= s.Rounds; round++ {
@@ -89,11 +92,12 @@ func (s *Scenario) round(ctx context.Context, t Target, m *model, rng *rand.Rand
 	if err != nil {
 		return err
 	}
-	c, err := newConsumer(m, addr, topic, rand.New(rand.NewPCG(s.Seed, uint64(round)<<8|1)))
+	c, err := newConsumer(m, addr, topic, rand.New(rand.NewPCG(s.Seed, uint64(round)<<8|1)), s.member)
 	if err != nil {
 		return err
 	}
 	defer c.conn.Close()
+	s.member = c.sub.MemberID
 	var consumerErr error
 	var consumerDone sync.WaitGroup
 	consumerDone.Go(func() { consumerErr = c.run() })

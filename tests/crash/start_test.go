@@ -51,7 +51,7 @@ func withData(t *testing.T) *DaemonTarget {
 
 // consumeSome acknowledges n messages of group "billing", waits for the answers and leaves the group.
 func consumeSome(addr string, topic uint16, n int) error {
-	conn, sub, err := subscribe(addr, topic, "billing", protocol.SubFlagStream)
+	conn, sub, err := subscribe(addr, topic, "billing", protocol.SubFlagStream, 0)
 	if err != nil {
 		return err
 	}
@@ -298,7 +298,7 @@ func readPartitions(addr, group string, parts []uint16, n int) (map[uint16]int, 
 	if err != nil {
 		return got, err
 	}
-	conn, sub, err := subscribe(addr, topic.TopicID, group, protocol.SubFlagStream)
+	conn, sub, err := subscribe(addr, topic.TopicID, group, protocol.SubFlagStream, 0)
 	if err != nil {
 		return got, err
 	}
