@@ -63,9 +63,11 @@ type opener struct {
 	table table
 	// found says that there is a table. Then whatever it doesn't name came after it and is in the journal. Without one it
 	// is so if the journal goes back to its first round; otherwise the files must be scanned to know where they end.
-	found   bool
-	scan    bool
-	read    bool // the files were looked at
+	found bool
+	scan  bool
+	read  bool // the files were looked at
+	// badSlot says that one of the table's slots can't be read: torn by a power cut, or damaged since.
+	badSlot bool
 	rows    map[StreamID]checkpoint
 	deleted map[uint16]struct{}
 	scanned []scannedStream
@@ -93,6 +95,10 @@ func (o *opener) open() (*Journal, error) {
 		}
 	}
 	j, found, err := recoverJournal(o.disk, o.o.Journal, o.table.Point.Round, o.round)
+	if errors.Is(err, ErrCorrupt) && o.badSlot {
+		return nil, fmt.Errorf("%w (one half of %s can't be read; if that was the newer one, move the file away and start "+
+			"again: everything is found by reading the segments then)", err, filepath.Join(s.journalDir, tableFile))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -202,6 +208,7 @@ func (o *opener) readTable() error {
 		case errors.As(err, &version):
 			return wrapFile(path, nil, err)
 		case err != nil:
+			o.badSlot = true
 			o.s.log.Warn("a slot of the checkpoint table was torn or is damaged; the other one counts",
 				"slot", i, "err", wrapFile(path, nil, err))
 		case ok && t.SlotBytes == slot && (!o.found || t.Generation > o.table.Generation):

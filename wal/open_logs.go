@@ -406,16 +406,16 @@ func (o *opener) activeLedger(st *stream, bases []Sequence, active bool, cp chec
 
 // ledgerBase reads the base sequence of delivery.mql.
 func (o *opener) ledgerBase(path string) (Sequence, error) {
-	op, err := o.io.run(ring.Op{Kind: ring.Open, Path: path, Flags: ring.ReadOnly})
-	if err != nil {
-		return 0, err
-	}
-	fd := op.FD
 	slab := o.s.o.Pool.Get(segmentHeaderLen)
 	if slab == nil {
 		return 0, ErrNoMemory
 	}
 	defer slab.Release()
+	op, err := o.io.run(ring.Op{Kind: ring.Open, Path: path, Flags: ring.ReadOnly})
+	if err != nil {
+		return 0, err
+	}
+	fd := op.FD
 	op, err = o.io.run(ring.Op{Kind: ring.Read, FD: fd, Buf: slab.Bytes()[:segmentHeaderLen]})
 	var h segmentHeader
 	if err == nil {
