@@ -82,6 +82,10 @@ func (k *Consumer) subRequest() *protocol.Sub {
 	if k.opts.Broadcast {
 		m.Flags |= protocol.SubFlagBroadcast
 	}
+	if len(k.opts.GroupSettings) > 0 {
+		m.Flags |= protocol.SubFlagSettings
+		m.Settings = k.opts.GroupSettings
+	}
 	if k.member != 0 {
 		m.Flags |= protocol.SubFlagRejoin
 		m.MemberID = k.member

@@ -140,6 +140,10 @@ type ConsumerOptions struct {
 	// Pull asks for messages with PULL requests, one at a time, instead of having the broker send them as long as there is
 	// credit. It costs a round trip for each batch, and is for brokers or networks that do not take kindly to pushes.
 	Pull bool
+	// GroupSettings is a JSON object of settings for a new group, such as {"retry":"rocketmq"}; see package protocol. An
+	// existing group must have the same ones, or joining it is refused with protocol.CodeGroupExistsMismatch. Empty sends
+	// none, which takes the group as it is.
+	GroupSettings []byte
 	// Broadcast gives every member of the group every partition.
 	Broadcast bool
 	// Concurrency is how many handlers Run may have at work, each on another partition. The default is 1.
@@ -196,6 +200,9 @@ func (o *ConsumerOptions) setDefaults() error {
 	}
 	if o.Lease < 3*time.Second {
 		problems = append(problems, fmt.Errorf("option Lease %v is shorter than 3s", o.Lease))
+	}
+	if len(o.GroupSettings) > 0xFFFF {
+		problems = append(problems, fmt.Errorf("option GroupSettings has %d bytes, at most 65535 are possible", len(o.GroupSettings)))
 	}
 	if o.MaxProcessing < 0 {
 		problems = append(problems, fmt.Errorf("option MaxProcessing %v is negative", o.MaxProcessing))

@@ -68,7 +68,7 @@ func (a *app) groupsCommand() *cobra.Command {
 		}
 		return printRows(a, rows)
 	})
-	return group("groups", "Look at consumer groups", list, describe)
+	return group("groups", "Look at consumer groups, move and delete them", list, describe, a.groupsReset(), a.groupsDelete())
 }
 
 func (a *app) leaderCommand() *cobra.Command {

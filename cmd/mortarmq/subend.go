@@ -27,6 +27,8 @@ type statsAnswer struct {
 	Groups []struct {
 		Group      string `json:"group"`
 		Topic      string `json:"topic"`
+		InFlight   uint64 `json:"in_flight"`
+		Waiting    uint64 `json:"waiting"`
 		Partitions []struct {
 			AckFloor uint64 `json:"ack_floor"`
 		} `json:"partitions"`

@@ -64,7 +64,7 @@ func (d *Daemon) CheckSums() ([]GroupSums, error) {
 
 // GroupStats returns the numbers of one group from /stats.
 func (d *Daemon) GroupStats(topic, group string) (GroupSums, error) {
-	body, err := d.get("/stats?"+url.Values{"topic": {topic}, "group": {group}}.Encode())
+	body, err := d.get("/stats?" + url.Values{"topic": {topic}, "group": {group}}.Encode())
 	if err != nil {
 		return GroupSums{}, err
 	}
