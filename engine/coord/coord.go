@@ -18,7 +18,7 @@ type Options struct {
 	NodeID uint16
 	// PartitionDefaultCount is the partition count of a DECLARE that leaves it open (4).
 	PartitionDefaultCount int
-	// MaxMembers is the most members of a group (1); negative means the specification's max(10, partition count).
+	// MaxMembers is the most members of a group (the specification's max(10, partition count)).
 	MaxMembers int
 	// DeliveryMaxAttempts is how many counted attempts a message gets (5).
 	DeliveryMaxAttempts int
@@ -45,7 +45,6 @@ type Options struct {
 
 func (o *Options) setDefaults() {
 	setDefault(&o.PartitionDefaultCount, 4)
-	setDefault(&o.MaxMembers, 1)
 	setDefault(&o.DeliveryMaxAttempts, 5)
 	setDefault(&o.DeliveryLease, 30*time.Second)
 	setDefault(&o.PollMaxWait, 5*time.Second)

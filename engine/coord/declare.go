@@ -31,6 +31,7 @@ type declaration struct {
 	partitions uint16
 	flags      uint16
 	settings   *metadata.TopicSettings
+	group      *groupDeclaration // it is about a group of the topic
 	// system is called with the result instead of an answer to client.
 	system func(topic uint16, err error)
 }
@@ -46,6 +47,16 @@ func (c *Coordinator) handleDeclare(r *Request, payload []byte) {
 		return
 	}
 	decl := declaration{client: r.Client, req: r.Req, name: string(d.Topic), partitions: d.Partitions, flags: d.Flags}
+	if d.Flags&protocol.DeclareFlagGroup != 0 {
+		g, err := decodeGroup(&d)
+		if err != nil {
+			c.declared(&decl, nil, false, err)
+			return
+		}
+		decl.group = g
+		c.declare(decl)
+		return
+	}
 	if d.Flags&protocol.DeclareFlagSettings != 0 {
 		s, err := metadata.ParseTopicSettings(d.Settings)
 		if err != nil {
@@ -70,7 +81,7 @@ func (c *Coordinator) declare(d declaration) {
 		return
 	}
 	lookup := d.flags&protocol.DeclareFlagLookup != 0
-	if err := validateName(&d, lookup); err != nil {
+	if err := validateName(&d, lookup || d.group != nil); err != nil {
 		c.declared(&d, nil, false, err)
 		return
 	}
@@ -79,6 +90,8 @@ func (c *Coordinator) declare(d declaration) {
 		return
 	}
 	switch t := c.meta.TopicByName(d.name); {
+	case d.group != nil:
+		c.declareGroup(&d)
 	case d.flags&protocol.DeclareFlagDelete != 0:
 		c.deleteTopic(&d, t)
 	case t != nil && lookup && c.topics.deleting[t.ID], t == nil && lookup:

@@ -13,3 +13,6 @@ func (d *delivery) groupStarted(group uint16) bool {
 	}
 	return true
 }
+
+// memberGone implements deliverer.
+func (d *delivery) memberGone(uint16, uint64) {}

@@ -2,7 +2,6 @@ package coord
 
 import (
 	"container/heap"
-	"maps"
 	"slices"
 	"time"
 
@@ -27,23 +26,16 @@ type groupHost struct {
 
 // groupHosts are all groups.
 type groupHosts struct {
-	byID map[uint16]*groupHost
-	due  hostHeap
-	// creating holds the SUBs that wait for their group to be created; the key is there as long as the proposal is in
-	// flight.
-	creating map[groupKey][]*subscription
+	byID    map[uint16]*groupHost
+	due     hostHeap
+	changes groupChanges
 	// starting holds, by group, the SUBs that wait until it is on record where the group starts.
 	starting map[uint16][]*subscription
 	fx       []group.Effects // free effect lists
 }
 
-type groupKey struct {
-	name  string
-	topic uint16
-}
-
 func newGroupHosts() groupHosts {
-	return groupHosts{byID: make(map[uint16]*groupHost), creating: make(map[groupKey][]*subscription),
+	return groupHosts{byID: make(map[uint16]*groupHost), changes: newGroupChanges(),
 		starting: make(map[uint16][]*subscription)}
 }
 
@@ -87,11 +79,24 @@ func (c *Coordinator) host(g *metadata.Group) {
 	}
 	h := &groupHost{id: g.ID, topic: g.Topic, subs: make(map[uint64]*subscription), index: -1}
 	h.m = group.New(c.now, group.Options{
-		Group: g.ID, Topic: g.Topic, MaxMembers: max(c.opts.MaxMembers, 0),
+		Group: g.ID, Topic: g.Topic, MaxMembers: max(c.opts.MaxMembers, 0), Strategy: strategy(g.Settings.Strategy), Broadcast: g.Settings.Broadcast,
 		MemberBase: uint64(g.ID) << memberBaseShift, NoticeBase: uint64(c.epoch) << noticeBaseShift,
 	}, st)
 	c.groups.byID[h.id] = h
 	c.reschedule(h)
+}
+
+func strategy(s metadata.Strategy) group.Strategy {
+	switch s {
+	case metadata.StrategyAveragely:
+		return group.Averagely
+	case metadata.StrategyCircle:
+		return group.Circle
+	case metadata.StrategySticky:
+		return group.Sticky
+	default:
+		return group.Sticky
+	}
 }
 
 func groupSessionClosed(handle uint64) *group.Event {
@@ -146,6 +151,8 @@ func (c *Coordinator) effect(h *groupHost, e *group.Effect, fx *group.Effects) {
 		if s != nil {
 			c.endSub(s, e.Code, e.Text, e.Graceful)
 		}
+	case group.Forget:
+		c.delivery.memberGone(h.id, e.Member)
 	}
 }
 
@@ -209,65 +216,6 @@ func mutation(id uint16, ch *group.Change) metadata.Mutation {
 	default:
 		panic("coord: a group change of an unknown kind")
 	}
-}
-
-// startGroups lets members into the groups whose starts are on record by now.
-func (c *Coordinator) startGroups() {
-	for _, id := range slices.Sorted(maps.Keys(c.groups.starting)) {
-		if c.delivery.groupStarted(id) {
-			c.groupStarted(id, nil)
-		}
-	}
-}
-
-// groupStarted lets the SUBs go on that waited for a group's start, unless err tells why there is none.
-func (c *Coordinator) groupStarted(id uint16, err error) {
-	waiting := c.groups.starting[id]
-	delete(c.groups.starting, id)
-	for _, s := range waiting {
-		c.joinCreated(s, id, err)
-	}
-}
-
-// closeGroups ends the groups of a topic that is being deleted; their members are told why.
-func (c *Coordinator) closeGroups(t *metadata.Topic) {
-	text := "topic " + t.Name + " was deleted"
-	for _, h := range c.groups.ofTopic(t.ID) {
-		if _, starting := c.groups.starting[h.id]; starting {
-			c.groupStarted(h.id, deletedTopic(t.ID))
-		}
-		c.step(h, &group.Event{Kind: group.Close, Code: protocol.CodeUnknownTopic, Text: text})
-	}
-}
-
-// createGroup proposes the group that a SUB names; the SUB waits in creating.
-func (c *Coordinator) createGroup(s *subscription, name string, policy protocol.StartPolicy) error {
-	key := groupKey{name, s.topic}
-	if err := c.meta.CheckCreateGroup(name, s.topic, len(c.groups.creating), 0); err != nil {
-		return err
-	}
-	m := &metadata.GroupCreated{Group: c.meta.LastGroup() + uint16(len(c.groups.creating)) + 1, Topic: s.topic, Policy: policy, Name: name}
-	done := func(err error) {
-		waiting := c.groups.creating[key]
-		delete(c.groups.creating, key)
-		if err == nil && c.topics.deleting[m.Topic] {
-			err = deletedTopic(m.Topic)
-		}
-		if err == nil {
-			c.host(c.meta.Group(m.Group))
-			c.delivery.groupCreated(m.Group, m.Topic, m.Policy)
-			c.groups.starting[m.Group] = waiting
-			return // the rest follows with the round that has the group's starts, see startGroups
-		}
-		for _, w := range waiting {
-			c.joinCreated(w, 0, err)
-		}
-	}
-	if err := c.propose(m, func() { done(nil) }, done); err != nil {
-		return err
-	}
-	c.groups.creating[key] = append(c.groups.creating[key], s)
-	return nil
 }
 
 // tickGroups gives every group its time, and returns when the next one is due.

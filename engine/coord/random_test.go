@@ -109,6 +109,13 @@ func (x *traffic) step(opts func(*Options)) {
 		x.ask(x.pick(), declare(name, 0, protocol.DeclareFlagDelete))
 	case r < 13:
 		x.ask(x.pick(), declare(name, 0, protocol.DeclareFlagLookup))
+	case r < 16:
+		settings := []string{"", `{}`, `{"strategy":"circle"}`, `{"strategy":"averagely","max_attempts":2}`}[x.rng.IntN(4)]
+		flags := []uint16{0, 0, protocol.DeclareFlagUpdate, protocol.DeclareFlagDelete, protocol.DeclareFlagLookup}[x.rng.IntN(5)]
+		if flags == protocol.DeclareFlagUpdate && settings == "" {
+			flags = 0
+		}
+		x.ask(x.pick(), declareGroup(name, fmt.Sprintf("g%d", x.rng.IntN(3)), settings, flags))
 	case r < 30:
 		x.subscribe(x.pick())
 	case r < 40:
@@ -150,7 +157,8 @@ func (x *traffic) settle() {
 		x.closeClient(c.stubClient)
 	}
 	x.advance(11 * time.Second)
-	if n := len(x.c.byHandle) + len(x.c.refs) + len(x.c.sessions) + len(x.c.topics.waiting) + len(x.c.topics.deleting) + len(x.c.groups.creating) +
+	if n := len(x.c.byHandle) + len(x.c.refs) + len(x.c.sessions) + len(x.c.topics.waiting) + len(x.c.topics.deleting) + len(x.c.groups.changes.waiting) + len(x.c.groups.starting) +
+		x.c.groups.changes.creating + x.c.groups.changes.assignments +
 		x.c.topics.creating + x.c.topics.partitions + len(x.c.proposals.pending); n != 0 {
 		x.t.Fatalf("%d things are left over", n)
 	}

@@ -17,7 +17,7 @@ func (b *bench) emptyRound() {
 }
 
 func TestSub_IsAnsweredWhenTheGroupsStartIsOnRecord(t *testing.T) {
-	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = -1 })
+	b, c := withTopic(t, 1)
 	b.d.starting = true
 	first := b.send(c, sub("g", 1))
 	b.commit()

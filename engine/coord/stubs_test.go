@@ -173,10 +173,11 @@ func (d *stubDelivery) disown(g, t, p uint16, e uint64, graceful bool) {
 func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 	d.say("group+ g%d t%d policy=%d", g, t, p)
 }
-func (d *stubDelivery) groupStarted(uint16) bool     { return !d.starting }
-func (d *stubDelivery) groupDeleted(g uint16)        { d.say("group- g%d", g) }
-func (d *stubDelivery) topicDeleted(t uint16)        { d.say("topic- t%d", t) }
-func (d *stubDelivery) groupConfigured(g uint16)     { d.say("group= g%d", g) }
+func (d *stubDelivery) memberGone(g uint16, m uint64) { d.say("member- g%d m%x", g, m) }
+func (d *stubDelivery) groupStarted(uint16) bool      { return !d.starting }
+func (d *stubDelivery) groupDeleted(g uint16)         { d.say("group- g%d", g) }
+func (d *stubDelivery) topicDeleted(t uint16)         { d.say("topic- t%d", t) }
+func (d *stubDelivery) groupConfigured(g uint16)      { d.say("group= g%d", g) }
 func (d *stubDelivery) reset(g uint16, _ protocol.Reset, done func([]protocol.ResetPosition, error)) {
 	d.say("reset g%d", g)
 	done([]protocol.ResetPosition{{Partition: 0, From: 1, To: 2}}, nil)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/mortarmq/mortarmq/engine/group"
+	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -36,9 +37,6 @@ func (c *Coordinator) handleSub(r *Request, payload []byte) {
 	if err == nil {
 		err = protocol.ValidateGroup(m.Group)
 	}
-	if err == nil && m.Flags&protocol.SubFlagBroadcast != 0 {
-		err = fmt.Errorf("BROADCAST subscriptions are not supported by this broker: SUB without flag bit 1: %w", protocol.CodeMalformedPayload)
-	}
 	if err == nil {
 		err = c.subscribe(r, &m)
 	}
@@ -49,39 +47,109 @@ func (c *Coordinator) handleSub(r *Request, payload []byte) {
 
 // subscribe starts what makes a SUB a member; the answer comes with the commit. On an error it is the caller's to give.
 func (c *Coordinator) subscribe(r *Request, m *protocol.Sub) error {
-	if err := c.servable(); err != nil {
+	if err := c.liveTopic(m.TopicID); err != nil {
 		return err
 	}
-	t := c.meta.Topic(m.TopicID)
-	if t == nil || c.topics.deleting[m.TopicID] {
-		if c.meta.TopicDeleted(m.TopicID) || t != nil {
-			return deletedTopic(m.TopicID)
-		}
-		return fmt.Errorf("topic id %d does not exist: create the topic first (mortarmq topics create NAME): %w", m.TopicID, protocol.CodeUnknownTopic)
+	if m.Flags&protocol.SubFlagRejoin != 0 && m.MemberID == 0 {
+		return errNobodyToRejoin
 	}
-	g := c.meta.GroupByName(string(m.Group), m.TopicID)
-	if m.Flags&protocol.SubFlagRejoin != 0 && (g == nil || m.MemberID == 0) {
-		return fmt.Errorf("there is no such member or group to rejoin: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+	w, err := wishOf(m)
+	if err != nil {
+		return err
 	}
 	s := c.newSub(r, m)
 	if !c.open(r.Client).addSub(s) {
 		return fmt.Errorf("the connection has %d subscriptions, more are not allowed: %w", maxSubscriptions, protocol.CodeQuotaExceeded)
 	}
 	c.byHandle[s.handle] = s
-	if g != nil {
-		c.joinStarted(s, g.ID)
-		return nil
-	}
-	key := groupKey{string(m.Group), m.TopicID}
-	if waiting, busy := c.groups.creating[key]; busy {
-		c.groups.creating[key] = append(waiting, s)
-		return nil
-	}
-	if err := c.createGroup(s, key.name, m.StartPolicy); err != nil {
+	if err := c.enroll(s, w); err != nil {
 		c.dropSub(s)
 		return err
 	}
 	return nil
+}
+
+var errNobodyToRejoin = fmt.Errorf("there is no such member or group to rejoin: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+
+// liveTopic checks that a topic is there to subscribe to.
+func (c *Coordinator) liveTopic(id uint16) error {
+	if err := c.servable(); err != nil {
+		return err
+	}
+	switch t := c.meta.Topic(id); {
+	case c.meta.TopicDeleted(id), t != nil && c.topics.deleting[id]:
+		return deletedTopic(id)
+	case t == nil:
+		return fmt.Errorf("topic id %d does not exist: create the topic first (mortarmq topics create NAME): %w", id, protocol.CodeUnknownTopic)
+	default:
+		return nil
+	}
+}
+
+// wishOf reads what a SUB says about its group. BROADCAST is a setting like the others, with a flag of its own.
+func wishOf(m *protocol.Sub) (*groupWish, error) {
+	w := &groupWish{name: string(m.Group), policy: m.StartPolicy}
+	broadcast := m.Flags&protocol.SubFlagBroadcast != 0
+	var s metadata.GroupSettings
+	if m.Flags&protocol.SubFlagSettings != 0 {
+		var err error
+		if s, err = metadata.ParseGroupSettings(m.Settings); err != nil {
+			return nil, err
+		}
+	}
+	if broadcast {
+		s.Broadcast = true
+		if err := s.Validate(); err != nil {
+			return nil, err
+		}
+	}
+	if s.Broadcast {
+		return nil, fmt.Errorf("BROADCAST subscriptions are not supported by this broker: SUB without flag bit 1: %w", protocol.CodeMalformedPayload)
+	}
+	if broadcast || m.Flags&protocol.SubFlagSettings != 0 {
+		w.settings = &s
+	}
+	return w, nil
+}
+
+// enroll goes on with a SUB: it creates the group if it is new, and joins.
+func (c *Coordinator) enroll(s *subscription, w *groupWish) error {
+	if err := c.liveTopic(s.topic); err != nil {
+		return err
+	}
+	key := groupKey{w.name, s.topic}
+	again := func(err error) {
+		if s.gone {
+			return
+		}
+		if err == nil {
+			err = c.enroll(s, w)
+		}
+		if err != nil {
+			c.refuseSub(s, err)
+		}
+	}
+	if c.afterChange(key, again) {
+		return nil
+	}
+	g := c.meta.GroupByName(key.name, key.topic)
+	switch {
+	case g == nil && s.rejoin != 0:
+		return errNobodyToRejoin
+	case g == nil:
+		return c.createGroup(key, w, again)
+	}
+	if err := g.CheckSameGroup(w.settings); err != nil {
+		return err
+	}
+	c.joinStarted(s, g.ID)
+	return nil
+}
+
+// refuseSub ends a SUB that waited.
+func (c *Coordinator) refuseSub(s *subscription, err error) {
+	c.dropSub(s)
+	c.refuseErr(s.client, s.req, protocol.OpSub, err)
 }
 
 func deletedTopic(id uint16) error {
@@ -126,18 +194,6 @@ func (c *Coordinator) join(s *subscription, id uint16) {
 	}
 	ev.Ref = c.reference(pendingRequest{client: s.client, req: s.req, op: protocol.OpSub, sub: s})
 	c.step(h, &ev)
-}
-
-// joinCreated goes on with a SUB that waited for its group, which is there now unless err tells why not.
-func (c *Coordinator) joinCreated(s *subscription, id uint16, err error) {
-	switch {
-	case s.gone:
-	case err != nil:
-		c.dropSub(s)
-		c.refuseErr(s.client, s.req, protocol.OpSub, err)
-	default:
-		c.join(s, id)
-	}
 }
 
 // answered carries out a machine's answer to a SUB or HEARTBEAT.

@@ -83,7 +83,7 @@ func TestSub_Refusals(t *testing.T) {
 }
 
 func TestSub_CreditDefaultsAndClamps(t *testing.T) {
-	b, _ := withTopic(t, 1, func(o *Options) { o.MaxMembers = -1 })
+	b, _ := withTopic(t, 1)
 	for _, s := range []struct {
 		count uint16
 		bytes uint32
@@ -104,7 +104,7 @@ func TestSub_CreditDefaultsAndClamps(t *testing.T) {
 }
 
 func TestSub_SecondMemberIsRefusedUnlessTheFirstLostItsConnection(t *testing.T) {
-	b, c := withTopic(t, 1)
+	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = 1 })
 	d := b.client()
 	b.do(c, sub("g", 1))
 	b.confirm(c)
@@ -121,7 +121,7 @@ func TestSub_SecondMemberIsRefusedUnlessTheFirstLostItsConnection(t *testing.T) 
 }
 
 func TestSub_ManyAtOnceShareTheGroupsCreation(t *testing.T) {
-	b, c := withTopic(t, 3, func(o *Options) { o.MaxMembers = -1 })
+	b, c := withTopic(t, 3)
 	d, e := b.client(), b.client()
 	r1, r2, r3 := b.send(c, sub("g", 1)), b.send(d, sub("g", 1)), b.send(e, sub("h", 1))
 	b.commit()
@@ -181,7 +181,7 @@ func TestSub_ChurnLeaksNothing(t *testing.T) {
 }
 
 func TestSub_IdsOfAConnectionAreUsedAgainAfterLeave(t *testing.T) {
-	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = -1 })
+	b, c := withTopic(t, 1)
 	b.do(c, sub("g", 1))
 	b.do(c, sub("h", 1))
 	b.want("leave", b.do(c, heartbeat(1, firstMember, 1, 0, protocol.MemberLeave)), "OK HEARTBEAT")
@@ -244,10 +244,10 @@ func TestRejoin_AfterARestart(t *testing.T) {
 }
 
 func TestRestart_NewMemberTakesThePlaceOfOneWithoutConnection(t *testing.T) {
-	b, c := withTopic(t, 1)
+	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = 1 })
 	b.do(c, sub("g", 1))
 	b.confirm(c)
-	b.start()
+	b.start(func(o *Options) { o.MaxMembers = 1 })
 	d := b.client()
 	b.want("SUB", b.do(d, sub("g", 1)), "OK SUB sub=1 member=1000000000002")
 	b.confirm(d)
@@ -342,7 +342,7 @@ func TestDeleteTopic_EndsItsSubscriptionsAndStartsAfresh(t *testing.T) {
 }
 
 func TestGroup_RefusedProposalIsAnsweredAndTriedAgain(t *testing.T) {
-	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = -1 })
+	b, c := withTopic(t, 1)
 	b.do(c, sub("g", 1))
 	b.confirm(c)
 	b.log.failAt = 1
@@ -361,7 +361,7 @@ func TestGroup_RefusedProposalIsAnsweredAndTriedAgain(t *testing.T) {
 }
 
 func TestGroup_HalfAcceptedBatchStopsMetadata(t *testing.T) {
-	b, c := withTopic(t, 1)
+	b, c := withTopic(t, 1, func(o *Options) { o.MaxMembers = 1 })
 	b.do(c, sub("g", 1))
 	b.closeClient(c)
 	d := b.client()

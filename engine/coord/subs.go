@@ -79,6 +79,8 @@ type deliverer interface {
 	reset(group uint16, to protocol.Reset, done func([]protocol.ResetPosition, error))
 	// groupConfigured tells that a group's settings have changed; the metadata log has committed it.
 	groupConfigured(group uint16)
+	// memberGone tells that a member of a broadcast group is gone for good: its cursors are to be forgotten.
+	memberGone(group uint16, member uint64)
 	// groupStarted tells whether it is on record where the group starts reading each of its partitions. Until then nobody
 	// becomes its member.
 	groupStarted(group uint16) bool

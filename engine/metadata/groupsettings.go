@@ -3,6 +3,7 @@ package metadata
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -157,7 +158,7 @@ func (s *GroupSettings) fill(j *groupSettingsJSON) error {
 	}
 	if j.MaxAttempts != nil {
 		if s.MaxAttempts = *j.MaxAttempts; s.MaxAttempts == 0 {
-			return fmt.Errorf("max_attempts is 0: a message needs at least 1 attempt")
+			return errors.New("max_attempts is 0: a message needs at least 1 attempt")
 		}
 	}
 	if j.LeaseMs != nil {
@@ -169,8 +170,21 @@ func (s *GroupSettings) fill(j *groupSettingsJSON) error {
 	if err := s.fillRetry(j.Retry); err != nil {
 		return err
 	}
+	return s.combine()
+}
+
+// combine checks that the settings fit each other.
+func (s *GroupSettings) combine() error {
 	if s.Broadcast && (s.Ordered || s.MaxAttempts != 0 || s.Retry != RetryExponential || s.Strategy != StrategySticky) {
-		return fmt.Errorf("a broadcast group has no retries and no strategy: leave out ordered, max_attempts, retry and strategy")
+		return errors.New("a broadcast group has no retries and no strategy: leave out ordered, max_attempts, retry and strategy")
+	}
+	return nil
+}
+
+// Validate checks that settings fit each other. The error wraps protocol.CodeGroupExistsMismatch.
+func (s *GroupSettings) Validate() error {
+	if err := s.combine(); err != nil {
+		return fmt.Errorf("group settings: %w: %w", err, protocol.CodeGroupExistsMismatch)
 	}
 	return nil
 }
