@@ -349,9 +349,6 @@ func (s *Store) makeStreamDir(st *stream, then func()) {
 				s.syncDirLater(filepath.Join(s.o.Dir, topicsDir))
 			}
 		}
-		if st.unlisted {
-			s.syncDirLater(filepath.Dir(st.dir))
-		}
 		then()
 	})
 }

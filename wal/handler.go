@@ -31,6 +31,9 @@ type Recovery struct {
 	// LastTimes the newest one's timestamp (Unix milliseconds) of the partitions; 0 where it isn't known.
 	FirstSequences, LastSequences map[StreamID]Sequence
 	LastTimes                     map[StreamID]uint64
+	// LastTopic is the highest topic id that there are files or records of, those being deleted included; 0 for none. The
+	// metadata must have given it out, or it would be given out again.
+	LastTopic uint16
 	// Quarantined are the partitions whose files aren't served, with the reasons.
 	Quarantined []QuarantineReport
 	// Metadata is set where the metadata was quarantined, by this start or an earlier one: the broker knows no topics

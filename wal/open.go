@@ -399,6 +399,12 @@ func (o *opener) settle(found *journalRecovery) error {
 	if err := o.checkLogs(); err != nil {
 		return err
 	}
+	for _, st := range slices.Clone(s.order) {
+		if err := o.unaccounted(st, 0); err != nil && st.id.Kind == Messages {
+			st.stale = nil
+			s.quarantine(st, err)
+		}
+	}
 	if err := o.spill(); err != nil {
 		return err
 	}
@@ -408,8 +414,14 @@ func (o *opener) settle(found *journalRecovery) error {
 	if err := o.removeStale(); err != nil {
 		return err
 	}
+	for topic := range o.deleted {
+		o.rec.LastTopic = max(o.rec.LastTopic, topic)
+	}
 	for _, st := range s.order {
-		if st.next <= 1 || st.unlisted {
+		if st.id.Kind == Messages && (st.next > 1 || st.bad != nil) {
+			o.rec.LastTopic = max(o.rec.LastTopic, st.id.Topic)
+		}
+		if st.next <= 1 {
 			continue
 		}
 		o.rec.FirstSequences[st.id] = st.oldest()

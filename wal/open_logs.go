@@ -428,12 +428,43 @@ func (o *opener) ledgerBase(path string) (Sequence, error) {
 	return h.Base, errors.Join(err, closeErr)
 }
 
+var errUnaccounted = errors.New("neither the checkpoint table nor the journal accounts for what is here, and the next " +
+	"record would take its place: put back the files that belong together, or remove what doesn't belong here")
+
+// unaccounted returns an error where the journal and the files behind the checkpoint don't lead up to what else there
+// is of a stream: a snapshot, files that no checkpoint knows. They come from elsewhere, or what led up to them is lost.
+// Without a checkpoint table there is nothing to compare them with but the journal.
+func (o *opener) unaccounted(st *stream, position uint64) error {
+	path := ""
+	switch {
+	case uint64(st.next) <= position && st.id.Kind == Ledger:
+		path = o.s.snapshotPath(SnapshotCursors, snapshotID{})
+	case uint64(st.next) <= position:
+		path = o.s.snapshotPath(SnapshotMetadata, o.s.snaps.metadata[len(o.s.snaps.metadata)-1])
+	case o.scan:
+		return nil
+	case st.staleActive && st.next == firstSequence:
+		path = filepath.Join(st.dir, ledgerActive)
+	default:
+		i := slices.IndexFunc(st.stale, func(base Sequence) bool { return base >= st.next })
+		if i < 0 {
+			return nil
+		}
+		path = filepath.Join(st.dir, logName(st.id.Kind, st.stale[i], false))
+	}
+	return &CorruptionError{Path: path, Stream: st.id, Sequence: st.next, Cause: errUnaccounted}
+}
+
 // checkLogs is called behind the replay of the journal: a log that ended early must have gone on there, and there may be
 // no gap between snapshot, files and journal.
 func (o *opener) checkLogs() error {
 	for _, l := range o.logs {
 		if l == nil {
 			continue
+		}
+		if err := o.unaccounted(l.st, l.position); err != nil {
+			// Nothing is moved away: these are files that somebody has put back, as likely as not.
+			return err
 		}
 		err := l.end
 		if err != nil && l.st.next > l.st.sealed.Next {
@@ -455,11 +486,9 @@ func (o *opener) checkLogs() error {
 	return nil
 }
 
-// quarantineMetadata moves the metadata's files away: it can't be trusted and isn't served. What the journal still has of
-// it is kept beside them.
+// quarantineMetadata moves the metadata's files away: it can't be trusted and isn't served.
 func (o *opener) quarantineMetadata(cause error) error {
 	st := o.logs[Metadata].st
-	o.logs[Metadata] = nil
 	s := o.s
 	dir := filepath.Join(s.o.Dir, metadataDir)
 	r := newReport(st.id, cause, s.o.Wall())
@@ -492,33 +521,21 @@ func (o *opener) quarantineMetadata(cause error) error {
 		}
 	}
 	o.rec.Metadata = &r
-	return o.divertMetadata(st, place)
+	o.holdMetadata()
+	return nil
 }
 
-// divertMetadata lets what the journal has of the metadata be written beside what was quarantined, in a directory for each
-// start.
-func (o *opener) divertMetadata(st *stream, place string) error {
-	s := o.s
-	op, err := o.io.run(ring.Op{Kind: ring.ReadDir, Path: place})
-	if err != nil {
-		return err
-	}
-	starts := 0
-	for _, name := range op.Names {
-		if strings.HasPrefix(name, journalDir+"-") {
-			starts++
-		}
-	}
+// holdMetadata goes on without metadata. What the journal has of it stays there, for the start that finds good files.
+func (o *opener) holdMetadata() {
+	s, st := o.s, o.logs[Metadata].st
+	o.logs[Metadata] = nil
+	s.held = true
 	s.discard(st)
 	st.dropped = true // its files are closed with their last user
 	s.closeStream(st)
 	delete(s.streams, st.id)
 	s.order = slices.DeleteFunc(s.order, func(x *stream) bool { return x == st })
 	s.dirtyStreams = slices.DeleteFunc(s.dirtyStreams, func(x *stream) bool { return x == st })
-	next := newStream(s, st.id)
-	next.dir = filepath.Join(place, fmt.Sprintf("%s-%06d", journalDir, starts+1))
-	next.unlisted, next.anyFirst = true, true
-	return nil
 }
 
 // earlierQuarantine finds metadata that an earlier start has quarantined: as long as nothing has been put in its place the
@@ -556,9 +573,8 @@ func (o *opener) earlierQuarantine(names []string) error {
 		}
 		o.s.log.Error("the metadata was quarantined by an earlier start; nothing is served until it is restored", "report", path)
 		o.rec.Metadata = &r
-		st := o.logs[Metadata].st
-		o.logs[Metadata] = nil
-		return o.divertMetadata(st, filepath.Join(dir, name))
+		o.holdMetadata()
+		return nil
 	}
 	return nil
 }

@@ -212,8 +212,8 @@ func TestOpen_DamagedPartitionIsQuarantined(t *testing.T) {
 	}
 }
 
-// TestOpen_UntrustedMetadataIsMovedAway damages the metadata log: it is moved to quarantine with a report, no metadata is
-// served by this start or the next, and what the journal has of it is kept, too.
+// TestOpen_UntrustedMetadataIsMovedAway damages the metadata log: it is moved to quarantine with a report, and no metadata
+// is served by this start or the next.
 func TestOpen_UntrustedMetadataIsMovedAway(t *testing.T) {
 	for name, damage := range map[string]func(d *simdisk.Disk) func(StreamID, *Record) error{
 		"bit in the log": func(d *simdisk.Disk) func(StreamID, *Record) error {
@@ -273,10 +273,6 @@ func TestOpen_UntrustedMetadataIsMovedAway(t *testing.T) {
 			m.settle()
 			m.s.RequestSweep()
 			m.settle()
-			kept := d.ReadFile(find(t, d, quarantineDir+"/20231114T221320.000Z/journal-"))
-			if !strings.Contains(string(kept), n.acked[md][62]) {
-				t.Error("the journal's metadata was not kept")
-			}
 			m.kill()
 			d = d.Crash(nil)
 			again := openNode(t, d, o)

@@ -80,9 +80,6 @@ type stream struct {
 	jobs    int // files of the stream being published
 	// bad is why the stream's files aren't read any more.
 	bad error
-	// unlisted says that the checkpoint table doesn't name the stream, anyFirst that it may begin with any sequence:
-	// so is the metadata log of a journal whose metadata is quarantined.
-	unlisted, anyFirst bool
 }
 
 func newStream(s *Store, id StreamID) *stream {
@@ -131,6 +128,9 @@ func (s *Store) Add(r *Round) {
 }
 
 func (s *Store) addEntry(r *Round, e *Entry) {
+	if e.Stream.Kind == Metadata && s.held {
+		return
+	}
 	st := s.streams[e.Stream]
 	if st == nil {
 		if _, gone := s.dropped[e.Stream.Topic]; gone && e.Stream.Kind == Messages {
@@ -141,8 +141,6 @@ func (s *Store) addEntry(r *Round, e *Entry) {
 	data, first := r.Data(e), e.First
 	roll := false
 	switch {
-	case st.anyFirst:
-		st.anyFirst = false
 	case e.Last() < st.next:
 		return
 	case first < st.next:

@@ -39,8 +39,14 @@ type sealedRow struct {
 	c  checkpoint
 }
 
-// unswept tells whether the checkpoint table is behind what was taken.
-func (s *Store) unswept() bool { return s.added.Round > s.durable }
+// unswept tells whether there is something to sweep: the checkpoint table is behind what was taken, or, where it is
+// held, files were written.
+func (s *Store) unswept() bool {
+	if s.held {
+		return s.dirty > 0
+	}
+	return s.added.Round > s.durable
+}
 
 func (s *Store) sweepDue() bool { return s.sweepWanted && s.sweep.phase == sweepIdle && !s.recovering }
 
@@ -58,7 +64,7 @@ func (s *Store) beginSweep(upTo journalPoint) {
 	s.sweepWanted = false
 	s.sweep.phase, s.sweep.upTo = sweepWriting, upTo
 	s.lastSweep = s.now
-	if s.onSweepStart != nil && !s.closing.started {
+	if s.onSweepStart != nil && !s.closing.started && !s.held {
 		s.onSweepStart(upTo.Round)
 	}
 }
@@ -83,7 +89,7 @@ func (s *Store) syncSweep() {
 	clear(s.newDirs)
 	w.rows = w.rows[:0]
 	for _, st := range s.order {
-		if st.sealed.Next > 0 && !st.unlisted {
+		if st.sealed.Next > 0 {
 			w.rows = append(w.rows, sealedRow{st, st.sealed})
 		}
 	}
@@ -108,6 +114,12 @@ func (s *Store) stepSweep() {
 			}
 			w.phase = sweepSnapshot
 		case sweepSnapshot:
+			if s.held {
+				w.phase = sweepIdle
+				clear(w.rows)
+				s.stepPass()
+				return
+			}
 			if !s.snaps.dedupReady(s, w.upTo.Round) {
 				return
 			}

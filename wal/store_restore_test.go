@@ -1,0 +1,158 @@
+package wal
+
+import (
+	"errors"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal/simdisk"
+)
+
+// copyFiles copies the files of one disk whose paths begin with prefix to another one, durably.
+func copyFiles(t *testing.T, from, to *simdisk.Disk, prefix string) {
+	t.Helper()
+	io := newBlockingDisk(to)
+	run := func(op ring.Op) *ring.Op {
+		t.Helper()
+		done, err := io.run(op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return done
+	}
+	for _, p := range from.Paths() {
+		b := from.ReadFile(p)
+		if b == nil || !strings.HasPrefix(p, prefix) {
+			continue
+		}
+		dir := path.Dir(p)
+		if err := errors.Join(makeDir(io, path.Dir(dir)), makeDir(io, dir)); err != nil {
+			t.Fatal(err)
+		}
+		fd := run(ring.Op{Kind: ring.Open, Path: p, Flags: ring.Create}).FD
+		run(ring.Op{Kind: ring.Truncate, FD: fd})
+		run(ring.Op{Kind: ring.Write, FD: fd, Buf: b})
+		run(ring.Op{Kind: ring.Sync, FD: fd})
+		run(ring.Op{Kind: ring.Close, FD: fd})
+		run(ring.Op{Kind: ring.SyncDir, Path: dir})
+	}
+}
+
+// TestOpen_RestoredMetadataGoesOnAfterAnyNumberOfStarts quarantines the metadata, starts again and again with it, in
+// order and by crashes, then puts the good files back: nothing of it is lost, neither what the files hold nor what only
+// the journal has.
+func TestOpen_RestoredMetadataGoesOnAfterAnyNumberOfStarts(t *testing.T) {
+	for name, damage := range map[string]func(d *simdisk.Disk){
+		"bit in the log": func(d *simdisk.Disk) { d.Damage(find(t, d, metadataPrefix), 4096+60, 1) },
+		"log missing":    func(d *simdisk.Disk) { d.RemoveFile(find(t, d, metadataPrefix)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallStore(testPool(t))
+			n := lived(t, o)
+			for range 3 {
+				n.publish(100, md, p0)
+			}
+			n.kill()
+			d := n.d.Clone()
+			damage(d)
+			last := n
+			for i := range 4 {
+				m := last.reopen(d, o)
+				if m.rec.Metadata == nil || m.rec.LastSequences[md] != 0 {
+					t.Fatalf("start %d serves metadata: %+v", i, m.rec)
+				}
+				m.check()
+				m.publish(100, p0, p1, le)
+				m.now += DefaultSweepEvery
+				m.sweep()
+				if m.s.unswept() || m.s.Durable() > n.s.Durable() {
+					t.Fatalf("start %d: files unflushed %v, the journal is given up to round %d", i, m.s.unswept(), m.s.Durable())
+				}
+				if i%2 == 0 {
+					m.close()
+				} else {
+					m.kill()
+					d = d.Crash(nil)
+				}
+				last = m
+			}
+
+			copyFiles(t, n.d, d, testDataDir+"/"+metadataDir+"/")
+			m := last.reopen(d, o)
+			if m.rec.Metadata != nil || len(m.rec.Quarantined) > 0 {
+				t.Fatalf("still quarantined: %+v %+v", m.rec.Metadata, m.rec.Quarantined)
+			}
+			from := int(m.h.positions[SnapshotMetadata])
+			if from == 0 || !slices.Equal(m.h.records[md], m.acked[md][from:]) {
+				t.Fatalf("from record %d on %d of %d records came back", from, len(m.h.records[md]), len(m.acked[md])-from)
+			}
+			m.check()
+			m.publish(100, md, p0)
+			m.sweep()
+			m.close()
+			m = m.reopen(d, o)
+			if got := m.rec.LastSequences[md]; int(got) != len(m.acked[md]) || m.rec.Rounds > 1 {
+				t.Errorf("then the metadata ends with record %d of %d, %d rounds replayed", got, len(m.acked[md]), m.rec.Rounds)
+			}
+			m.close()
+		})
+	}
+}
+
+// TestOpen_UnaccountedFilesAreNeverStale puts files into a data directory whose checkpoint table and journal know nothing
+// of them: they are neither overwritten nor removed.
+func TestOpen_UnaccountedFilesAreNeverStale(t *testing.T) {
+	for name, c := range map[string]struct {
+		stream StreamID
+		prefix string
+	}{
+		"metadata":  {md, testDataDir + "/" + metadataDir + "/"},
+		"snapshot":  {md, testDataDir + "/" + metadataDir + "/" + snapshotPrefix},
+		"log":       {md, testDataDir + "/" + metadataDir + "/" + metadataPrefix},
+		"ledger":    {le, testDataDir + "/" + ledgerDir + "/"},
+		"cursors":   {le, cursorTestPath},
+		"delivery":  {le, ledgerTestPath},
+		"partition": {p1, streamDir(testDataDir, 0, p1) + "/"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallStore(testPool(t))
+			n := lived(t, o)
+			n.close()
+			// Another broker, which has swept twice and never had the stream.
+			other := openNode(t, simdisk.New(simdisk.Options{}), o)
+			for range 2 {
+				other.publish(100, p0)
+				other.sweep()
+			}
+			other.close()
+			copyFiles(t, n.d, other.d, c.prefix)
+			if c.stream.Kind == Messages {
+				other.d.RemoveFile(c.prefix + checkpointFile) // it would account for them
+			}
+			before := other.d.Clone()
+
+			m, err := tryNode(t, other.d, o)
+			if c.stream.Kind == Messages {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if q := m.rec.Quarantined; len(q) != 1 || q[0].Stream != c.stream || !errors.Is(q[0].Err, ErrCorrupt) {
+					t.Fatalf("quarantined: %+v", q)
+				}
+				m.publish(100, p0)
+				m.sweep()
+				m.close()
+			} else if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), strings.TrimSuffix(c.prefix, "/")) {
+				t.Fatalf("opened with %v", err)
+			}
+			for _, p := range before.Paths() {
+				if b := before.ReadFile(p); strings.HasPrefix(p, c.prefix) && string(b) != string(other.d.ReadFile(p)) {
+					t.Errorf("%s has changed", p)
+				}
+			}
+		})
+	}
+}
