@@ -146,7 +146,9 @@ func (e *Engine) recover() error {
 		e.epoch = max(e.epoch, o.recovery.Epoch)
 		e.report(i, o.recovery)
 	}
+	lastTopic := uint16(0)
 	for i, r := range recoveries {
+		lastTopic = max(lastTopic, r.LastTopic)
 		s := e.shards[i]
 		s.epoch = e.epoch
 		for id, last := range r.LastSequences {
@@ -163,6 +165,9 @@ func (e *Engine) recover() error {
 		}
 	}
 	e.coord.Epoch(e.epoch)
+	if err := e.coord.CheckIDs(lastTopic); err != nil {
+		return err
+	}
 	return e.coord.Recovered()
 }
 
