@@ -433,7 +433,8 @@ func (o *opener) settle(found *journalRecovery) error {
 	o.rec.Quarantined = append(o.rec.Quarantined, s.reports...)
 	o.rec.Torn = found.Torn
 	s.recovering, s.unpaced = false, false
-	s.sweepWanted = o.rec.Bytes > 0 || len(s.drops) > 0
+	// What was found by scanning gets its checkpoints at once: a further start could take it for what the journal has.
+	s.sweepWanted = o.rec.Bytes > 0 || len(s.drops) > 0 || o.scan && s.dirty > 0
 	return nil
 }
 

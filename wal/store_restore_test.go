@@ -156,3 +156,25 @@ func TestOpen_UnaccountedFilesAreNeverStale(t *testing.T) {
 		})
 	}
 }
+
+// TestOpen_ScannedFilesGetCheckpointsAtOnce takes the journal away, so that all files are read, and ends the start that
+// did so by a crash as soon as it is at rest: the next one knows the files by their checkpoints.
+func TestOpen_ScannedFilesGetCheckpointsAtOnce(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := lived(t, o)
+	n.close()
+	for _, p := range n.d.Paths() {
+		if strings.HasPrefix(p, testDataDir+"/"+journalDir+"/") && n.d.ReadFile(p) != nil {
+			n.d.RemoveFile(p)
+		}
+	}
+	m := n.reopen(n.d, o)
+	m.settle()
+	m.kill()
+	m = m.reopen(n.d.Crash(nil), o)
+	if len(m.rec.Quarantined) > 0 || m.rec.Metadata != nil {
+		t.Fatalf("quarantined: %+v %+v", m.rec.Quarantined, m.rec.Metadata)
+	}
+	m.check()
+	m.close()
+}
