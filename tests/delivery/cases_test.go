@@ -16,16 +16,7 @@ import (
 // letters reads a group's dead letters with a group of its own: "value attempts reason", in order.
 func letters(t *testing.T, d *harness.Daemon, group string, n int) []string {
 	t.Helper()
-	look := protocol.Declare{Topic: []byte(protocol.DLQPrefix + group), Flags: protocol.DeclareFlagLookup}
-	result, err := dial(t, d).Request(protocol.OpDeclare, look.AppendFrame(nil))
-	var topic protocol.DeclareResult
-	if err == nil {
-		err = topic.Decode(result)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := join(t, d, fmt.Sprintf("look.%d", time.Now().UnixNano()), topic.TopicID, "")
+	m := join(t, d, fmt.Sprintf("look.%d", time.Now().UnixNano()), topicOf(t, d, protocol.DLQPrefix+group), "")
 	defer m.leave()
 	var all []string
 	for len(all) < n {
@@ -153,16 +144,8 @@ func TestCase_DeadLettersDontMultiply(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantLetters(t, d, "g", "poison 1 rejected")
-	look := protocol.Declare{Topic: []byte("$dlq.g"), Flags: protocol.DeclareFlagLookup}
-	result, err := dial(t, d).Request(protocol.OpDeclare, look.AppendFrame(nil))
-	var letterTopic protocol.DeclareResult
-	if err == nil {
-		err = letterTopic.Decode(result)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	own := join(t, d, "g", letterTopic.TopicID, quick)
+	letterTopic := topicOf(t, d, "$dlq.g")
+	own := join(t, d, "g", letterTopic, quick)
 	letter := own.want(1, 1)
 	if err := own.nack(&letter, protocol.NackReject); !errors.Is(err, protocol.CodeDLQPathOverflow) {
 		t.Fatalf("a dead letter was rejected: %v, want 0x0030", err)
@@ -171,7 +154,7 @@ func TestCase_DeadLettersDontMultiply(t *testing.T) {
 		t.Fatalf("%+v", g)
 	}
 	wantLetters(t, d, "g", "poison 1 rejected")
-	forged := protocol.Pub{TopicID: letterTopic.TopicID, Value: []byte("forged")}
+	forged := protocol.Pub{TopicID: letterTopic, Value: []byte("forged")}
 	if _, err := dial(t, d).Publish(&forged); !errors.Is(err, protocol.CodeInvalidTopic) {
 		t.Fatalf("a client published to a dead-letter topic: %v", err)
 	}
