@@ -151,3 +151,57 @@ func TestEngine_MetadataOlderThanTheDataIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestEngine_ReportKeepsAPartitionQuarantined has a report beside the files of a partition, as a read leaves it that finds
+// damage: the partition refuses publishes start after start until the report is removed.
+func TestEngine_ReportKeepsAPartitionQuarantined(t *testing.T) {
+	o := testOptions(t.TempDir())
+	e := mustOpen(t, o)
+	topic := newPeer(t, e).declare("t", 2).TopicID
+	for partition := range uint16(2) {
+		publishTo(t, e, topic, partition, 1)
+	}
+	mustClose(t, e)
+	report := filepath.Join(o.DataDir, "topics", "1", "0", "quarantine-1700000000000.json")
+	if err := os.WriteFile(report, []byte(`{"cause": "bad block"}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		e = mustOpen(t, o)
+		publishRefused(t, e, topic, 0)
+		publishTo(t, e, topic, 1, 0)
+		if ok, state := e.Healthy(); !ok || !strings.Contains(state, "1 quarantined") {
+			t.Errorf("state %q", state)
+		}
+		mustClose(t, e)
+	}
+	removeAll(t, report)
+	e = mustOpen(t, o)
+	publishTo(t, e, topic, 0, 2)
+	mustClose(t, e)
+}
+
+// publish sends one message to a partition and waits for the answer.
+func publish(t *testing.T, e *Engine, topic, partition uint16) (protocol.PubResult, error) {
+	t.Helper()
+	p := newPeer(t, e)
+	req := p.send(protocol.Pub{TopicID: topic, Partition: partition, Value: []byte("value")})
+	p.in.Flush()
+	return p.result(req)
+}
+
+// publishTo publishes a message that must get the sequence want; 0 stands for any.
+func publishTo(t *testing.T, e *Engine, topic, partition uint16, want uint64) {
+	t.Helper()
+	res, err := publish(t, e, topic, partition)
+	if err != nil || want != 0 && res.Sequence != want {
+		t.Fatalf("publish to partition %d: sequence %d, want %d: %v", partition, res.Sequence, want, err)
+	}
+}
+
+func publishRefused(t *testing.T, e *Engine, topic, partition uint16) {
+	t.Helper()
+	if _, err := publish(t, e, topic, partition); err == nil || !strings.Contains(err.Error(), "quarantined") {
+		t.Fatalf("publish to the quarantined partition %d: %v", partition, err)
+	}
+}

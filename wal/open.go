@@ -390,7 +390,7 @@ func (o *opener) spill() error {
 func (o *opener) settle(found *journalRecovery) error {
 	s := o.s
 	for i := range o.scanned {
-		if c := &o.scanned[i]; c.err != nil && c.st.next == c.next && c.st.bad == nil {
+		if c := &o.scanned[i]; c.err != nil && c.st.next == c.next {
 			// Nothing in the journal takes the place of what can't be read.
 			c.st.abandonActive()
 			s.quarantine(c.st, c.err)

@@ -1,12 +1,10 @@
 package wal
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -560,17 +558,14 @@ func (o *opener) earlierQuarantine(names []string) error {
 	}
 	for _, name := range slices.Backward(slices.Clone(op.Names)) {
 		path := filepath.Join(dir, name, metadataReport)
-		b, err := o.readFile(path, 1<<20)
+		b, err := o.readFile(path, maxReportBytes)
 		if notExist(err) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		r := QuarantineReport{Report: path}
-		if err := json.Unmarshal(b, &r); err != nil {
-			r.Cause = strings.TrimSpace(string(b))
-		}
+		r := decodeReport(path, b)
 		o.s.log.Error("the metadata was quarantined by an earlier start; nothing is served until it is restored", "report", path)
 		o.rec.Metadata = &r
 		o.holdMetadata()

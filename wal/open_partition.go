@@ -32,18 +32,38 @@ func (o *opener) newPartition(id StreamID) *partition {
 
 // read finds out where the partition ends. then gets an error only where nothing may be opened at all.
 func (p *partition) read(then func(error)) {
-	p.then = then
+	p.then = func(err error) {
+		if err == nil && p.st.report != "" && p.st.bad == nil {
+			p.readReport(then)
+			return
+		}
+		then(err)
+	}
 	p.o.s.do(ring.Op{Kind: ring.ReadDir, Path: p.st.dir}, func(op *ring.Op) {
 		switch {
 		case op.Err == nil:
 			p.list(op.Names)
 			p.readMQC()
 		case !notExist(op.Err):
-			then(op.Err)
+			p.then(op.Err)
 		default:
 			p.quarantine(&CorruptionError{Path: p.st.dir, Sequence: p.cp.Next - 1,
 				Cause: errors.New("the directory is missing, though the checkpoint table knows the partition")})
 		}
+	})
+}
+
+// readReport quarantines a partition whose end is known for what an earlier start, or a read, has reported.
+func (p *partition) readReport(then func(error)) {
+	path := p.st.report
+	p.o.s.readSmall(path, maxReportBytes, func(b []byte, err error) {
+		r := decodeReport(path, b)
+		if err != nil {
+			r.Cause = err.Error()
+		}
+		p.o.s.quarantine(p.st, &CorruptionError{Path: path, Stream: p.st.id, Sequence: max(r.Sequence, firstSequence),
+			Cause: fmt.Errorf("the partition isn't served as long as this report is here: %s", r.Cause)})
+		then(nil)
 	})
 }
 
@@ -63,6 +83,8 @@ func (p *partition) list(names []string) {
 			}
 		} else if name == checkpointFile {
 			p.hasMQC = true
+		} else if isReport(name) {
+			p.st.report = max(p.st.report, filepath.Join(p.st.dir, name))
 		}
 	}
 	slices.Sort(p.bases)

@@ -5,19 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 )
 
 const (
-	quarantineDir    = "quarantine"
-	reportPrefix     = "quarantine-"
-	reportSuffix     = ".json"
-	metadataReport   = "report.json"
-	maxReportsStored = 1024
+	quarantineDir  = "quarantine"
+	reportPrefix   = "quarantine-"
+	reportSuffix   = ".json"
+	metadataReport = "report.json"
+	maxReportBytes = 1 << 20
 )
 
 // QuarantineReport says what is not served any more, and why. It is written as JSON beside a partition's files, or with
 // the metadata that was moved away. Nothing is ever deleted or cut because it can't be read: repair it, or restore it
-// from elsewhere, then remove the report and restart.
+// from elsewhere, then remove the report and restart. A partition that has one isn't served, whatever its files look
+// like: what was found once must not come and go.
 type QuarantineReport struct {
 	// Stream is what is not served.
 	Stream StreamID `json:"stream"`
@@ -31,7 +33,8 @@ type QuarantineReport struct {
 	TimeMs uint64 `json:"time_unix_ms"`
 	// Report is the path of the file that holds this.
 	Report string `json:"-"`
-	// Err is the error itself, a *CorruptionError or what wraps one; nil in a report of an earlier start.
+	// Err is the error itself, a *CorruptionError or what wraps one; of a partition that an earlier start has reported, one
+	// that says so; nil for the metadata of an earlier start.
 	Err error `json:"-"`
 }
 
@@ -43,6 +46,20 @@ func newReport(id StreamID, err error, nowMs uint64) QuarantineReport {
 		r.Path, r.Offset, r.Sequence = c.Path, c.Offset, c.Sequence
 	}
 	return r
+}
+
+// decodeReport reads a report. What can't be decoded is the cause as it stands: an operator may have written it.
+func decodeReport(path string, b []byte) QuarantineReport {
+	r := QuarantineReport{Report: path}
+	if err := json.Unmarshal(b, &r); err != nil {
+		r = QuarantineReport{Report: path, Cause: strings.TrimSpace(string(b))}
+	}
+	return r
+}
+
+// isReport tells whether a file of a partition's directory is a report.
+func isReport(name string) bool {
+	return strings.HasPrefix(name, reportPrefix) && strings.HasSuffix(name, reportSuffix)
 }
 
 func (r *QuarantineReport) encode() []byte {
@@ -61,15 +78,19 @@ func (s *Store) quarantine(st *stream, err error) {
 	}
 	st.bad = err
 	r := newReport(st.id, err, s.o.Wall())
-	r.Report = filepath.Join(st.dir, reportPrefix+fmt.Sprint(r.TimeMs)+reportSuffix)
-	s.log.Error("quarantined: its files aren't served until they are repaired", "stream", st.id, "report", r.Report, "err", err)
-	if len(s.reports) < maxReportsStored {
-		s.reports = append(s.reports, r)
+	r.Report = st.report
+	if st.report == "" {
+		r.Report = filepath.Join(st.dir, reportPrefix+fmt.Sprint(r.TimeMs)+reportSuffix)
 	}
-	s.publish.add(&publication{
-		path: r.Report, hint: true, st: st,
-		build: func() [][]byte { return [][]byte{r.encode()} },
-	})
+	s.log.Error("quarantined: its files aren't served until they are repaired", "stream", st.id, "report", r.Report, "err", err)
+	s.reports = append(s.reports, r)
+	if st.report == "" {
+		st.report = r.Report
+		s.publish.add(&publication{
+			path: r.Report, hint: true, st: st,
+			build: func() [][]byte { return [][]byte{r.encode()} },
+		})
+	}
 	if s.onQuarantine != nil {
 		s.onQuarantine(r)
 	}

@@ -195,6 +195,11 @@ func TestOpen_DamagedPartitionIsQuarantined(t *testing.T) {
 				t.Error("no report was written")
 			}
 			n.close()
+			reports := 1
+			if name == "directory missing" {
+				reports = 0
+			}
+			n.removeReports(p0, reports)
 			n = n.reopen(n.d, o)
 			if got := n.rec.LastSequences[p0]; int(got) != len(n.acked[p0]) {
 				t.Errorf("after another start: last sequence %d of %d", got, len(n.acked[p0]))

@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -167,13 +168,12 @@ func TestStoreRead_MakesIndexesAgain(t *testing.T) {
 }
 
 // TestStoreRead_CatchesBytesOfAnotherPlace gives a read well-formed bytes of the wrong place, which only the sums of the
-// blocks can tell apart, and stale ones.
+// blocks can tell apart.
 func TestStoreRead_CatchesBytesOfAnotherPlace(t *testing.T) {
 	o := smallStore(testPool(t))
 	o.Store.SegmentMaxBytes = 1 << 20
 	o.Journal.FileBytes = 1 << 20
 	n := filled(t, o, 400, 900)
-	stale := n.d.Clone()
 	remove := n.d.Inject(simdisk.Fault{Kind: ring.Read, Path: "*.mqs", Misdirect: indexBlock})
 	_, err := n.readAll(p0, 1, 0)
 	var c *CorruptionError
@@ -185,10 +185,44 @@ func TestStoreRead_CatchesBytesOfAnotherPlace(t *testing.T) {
 		t.Fatalf("a quarantined partition was read: %v", err)
 	}
 	n.close()
+
+	// The report keeps the partition from being served until it is removed, though the files are good.
+	for range 2 {
+		n = n.reopen(n.d, o)
+		q := n.rec.Quarantined
+		if len(q) != 1 || q[0].Stream != p0 || q[0].Report == "" || !strings.Contains(q[0].Cause, c.Path) {
+			t.Fatalf("after a start: %+v", q)
+		}
+		if got := n.rec.LastSequences[p0]; int(got) != len(n.acked[p0]) {
+			t.Fatalf("the partition ends with sequence %d of %d", got, len(n.acked[p0]))
+		}
+		if _, err := n.readAll(p0, 1, 0); !errors.Is(err, ErrCorrupt) {
+			t.Fatalf("a quarantined partition was read after a start: %v", err)
+		}
+		n.publish(100, p0) // from what was on its way
+		n.sweep()
+		n.close()
+	}
+	n.removeReports(p0, 1)
 	n = n.reopen(n.d, o)
 	n.check()
-	_ = stale
 	n.close()
+}
+
+// removeReports removes the reports of a partition, of which there are as many as want, as an operator does who has
+// repaired it.
+func (n *node) removeReports(id StreamID, want int) {
+	n.t.Helper()
+	found := 0
+	for _, p := range n.d.Paths() {
+		if strings.HasPrefix(p, streamDir(testDataDir, 0, id)+"/"+reportPrefix) {
+			n.d.RemoveFile(p)
+			found++
+		}
+	}
+	if found != want {
+		n.t.Errorf("%d reports of %v, want %d", found, id, want)
+	}
 }
 
 // TestStoreRead_OneDamagedPartitionLeavesTheOthers flips bits all over a segment.

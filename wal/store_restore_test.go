@@ -163,11 +163,7 @@ func TestOpen_ScannedFilesGetCheckpointsAtOnce(t *testing.T) {
 	o := smallStore(testPool(t))
 	n := lived(t, o)
 	n.close()
-	for _, p := range n.d.Paths() {
-		if strings.HasPrefix(p, testDataDir+"/"+journalDir+"/") && n.d.ReadFile(p) != nil {
-			n.d.RemoveFile(p)
-		}
-	}
+	n.removeFiles(testDataDir + "/" + journalDir + "/")
 	m := n.reopen(n.d, o)
 	m.settle()
 	m.kill()
@@ -177,4 +173,47 @@ func TestOpen_ScannedFilesGetCheckpointsAtOnce(t *testing.T) {
 	}
 	m.check()
 	m.close()
+}
+
+// removeFiles removes the files whose paths begin with prefix.
+func (n *node) removeFiles(prefix string) {
+	for _, p := range n.d.Paths() {
+		if strings.HasPrefix(p, prefix) && n.d.ReadFile(p) != nil {
+			n.d.RemoveFile(p)
+		}
+	}
+}
+
+// TestOpen_ReportedPartitionIsNotCutWhereItCantBeRead has a report beside files that must be read to know where they end,
+// and that can't be.
+func TestOpen_ReportedPartitionIsNotCutWhereItCantBeRead(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := lived(t, o)
+	active, durable := n.activePath(p0)
+	n.close()
+	n.removeFiles(testDataDir + "/" + journalDir + "/")
+	n.removeFiles(streamDir(testDataDir, 0, p0) + "/" + checkpointFile)
+	report := simdisk.New(simdisk.Options{})
+	io := newBlockingDisk(report)
+	path := streamDir(testDataDir, 0, p0) + "/" + reportPrefix + "1" + reportSuffix
+	if err := makeDir(io, streamDir(testDataDir, 0, p0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.run(ring.Op{Kind: ring.Open, Path: path, Flags: ring.Create}); err != nil {
+		t.Fatal(err)
+	}
+	report.WriteFile(path, []byte("looked odd"))
+	copyFiles(t, report, n.d, path)
+	n.d.Damage(active, durable-5000, 1)
+	before := n.d.ReadFile(active)
+
+	n = n.reopen(n.d, o)
+	if q := n.rec.Quarantined; len(q) != 1 || q[0].Report != path || !strings.Contains(q[0].Cause, "looked odd") {
+		t.Fatalf("quarantined: %+v", q)
+	}
+	n.sweep()
+	n.close()
+	if string(n.d.ReadFile(active)) != string(before) {
+		t.Error("the damaged file was changed")
+	}
 }

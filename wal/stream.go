@@ -78,8 +78,9 @@ type stream struct {
 	dirMade bool
 	dropped bool
 	jobs    int // files of the stream being published
-	// bad is why the stream's files aren't read any more.
-	bad error
+	// bad is why the stream's files aren't read any more, report the file that says so or is going to.
+	bad    error
+	report string
 }
 
 func newStream(s *Store, id StreamID) *stream {
