@@ -114,6 +114,7 @@ type letterOffice struct {
 	bytes     int64
 	proposal  uint64
 	lettering []*groupDelivery // groups with letters in their queues
+	served    []*groupDelivery // scratch
 	stuck     []*letter        // their messages can't be read at the moment
 	loops     uint64
 }
@@ -196,17 +197,31 @@ func (d *delivery) serveLetters(now time.Duration) (next time.Duration) {
 	}
 	clear(o.stuck[len(kept):])
 	o.stuck = kept
+	return earliest(next, d.serveBoxes(now))
+}
+
+// serveBoxes goes on with the letters of each group. The first group may take all the places that are free, so those that
+// got one go behind those that got none.
+func (d *delivery) serveBoxes(now time.Duration) (next time.Duration) {
+	o := &d.office
 	groups := o.lettering[:0]
 	for _, g := range o.lettering {
+		active := o.active
 		next = earliest(next, d.serveBox(g, now))
-		if g.letters.queue.len() > 0 {
-			groups = append(groups, g)
-		} else {
+		switch {
+		case g.letters.queue.len() == 0:
 			g.letters.listed = false
+		case o.active > active:
+			o.served = append(o.served, g)
+		default:
+			groups = append(groups, g)
 		}
 	}
+	groups = append(groups, o.served...)
 	clear(o.lettering[len(groups):])
 	o.lettering = groups
+	clear(o.served)
+	o.served = o.served[:0]
 	return next
 }
 
@@ -386,6 +401,7 @@ func (d *delivery) refused(proposal uint64, reason string) {
 func (d *delivery) letterRefused(l *letter, reason string) {
 	d.unwrite(l)
 	d.office.active--
+	d.answerLetter(l, protocol.CodeDLQUnavailable, textNoLetters)
 	d.queueLetter(l)
 	d.rest(l.rd.group, reason)
 }
@@ -400,7 +416,7 @@ func (d *delivery) unwrite(l *letter) {
 func (d *delivery) rest(g *groupDelivery, reason string) {
 	b := &g.letters
 	if b.pause > d.c.now {
-		return // several were refused together
+		return // several were refused together, each has told who waits for it
 	}
 	b.backoff = min(max(2*b.backoff, letterPause), maxLetterPause)
 	b.pause, b.down = d.c.now+b.backoff, true

@@ -428,3 +428,56 @@ func TestDelivery_OrderedGroupGoesOnBehindADeadLetter(t *testing.T) {
 	r.wantLetters("1 nack x2")
 	r.wantSums()
 }
+
+// Letters that are refused together are all told at once.
+func TestLetters_RefusedTogetherAreAllAnswered(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(5)...)
+	ms := cl.want(5)
+	r.commit()
+	r.journal.refuse = "no space"
+	var reqs []uint64
+	for i := range ms {
+		reqs = append(reqs, cl.nack(&ms[i], protocol.NackReject))
+	}
+	r.turn()
+	r.commit()
+	for _, q := range reqs {
+		cl.wantAnswer(q, protocol.CodeDLQUnavailable)
+	}
+}
+
+// A group with very many letters does not keep those of another one waiting.
+func TestLetters_GroupsTakeTurns(t *testing.T) {
+	r := newRig(t, 1, nil)
+	r.addGroup(2, protocol.StartEarliest)
+	wide := func(s *subscription) { s.windowCount, s.windowBytes = 5000, 64<<20 }
+	one, _ := r.subscribe(rigGroup, true, wide)
+	two, _ := r.subscribe(2, true, wide)
+	for range 20 {
+		r.publish(0, values(50)...)
+	}
+	many, few := one.take(), two.take()[:3]
+	r.commit()
+	for i := range many {
+		one.nack(&many[i], protocol.NackReject)
+	}
+	for i := range few {
+		two.nack(&few[i], protocol.NackReject)
+	}
+	r.turn()
+	for len(r.journal.proposals)+len(r.journal.letters) > 0 {
+		r.round()
+		r.turn()
+		if g := (GroupStats{ID: 2}); true {
+			if r.d.groupStats(&g); g.DLQ == 3 {
+				break
+			}
+		}
+	}
+	if n := r.stats().DLQ; n > 500 {
+		t.Fatalf("the other group's three letters waited for %d", n)
+	}
+	r.commit()
+}
