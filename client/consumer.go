@@ -66,6 +66,13 @@ type Consumer struct {
 	joinEp  uint32 // the newest membership_epoch
 	assEp   uint32 // the newest assignment_epoch
 
+	// Callbacks. over: the session has ended, nothing will be added.
+	calls  ring[callback]
+	due    int           // calls and the one that is made at present
+	called sync.Cond     // waited on by runCallbacks for work, by Close for its end
+	quiet  chan struct{} // closed at the end of runCallbacks
+	over   bool
+
 	parts  map[uint16]*assigned
 	recent *assigned // the one looked up last
 	ready  ring[*assigned]
@@ -101,6 +108,8 @@ type assigned struct {
 	revoke   *protocol.Notice // to be confirmed when the messages at hand are finished
 	revokeBy uint64           // tick
 	stop     atomic.Bool      // revoke is set: what is not begun must not begin
+	told     bool             // OnAssign was called, or will be, and OnRevoke not since
+	calls    int              // callbacks that are due; meanwhile no message is handed out
 
 	unsettled unsettled
 }
@@ -119,13 +128,14 @@ func (c *Client) NewConsumer(ctx context.Context, topic, group string, opts Cons
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	k := &Consumer{client: c, opts: opts, topic: t, group: group, joined: make(chan struct{}), messages: make(chan *Message, takeBatch),
-		parts: map[uint16]*assigned{}, left: make(chan struct{})}
-	k.takers.L = &k.mu
+		parts: map[uint16]*assigned{}, left: make(chan struct{}), quiet: make(chan struct{})}
+	k.takers.L, k.called.L = &k.mu, &k.mu
 	k.out.init(&k.mu)
 	k.credit.init(k)
 	if k.cancel, k.done, err = c.start(k); err != nil {
 		return nil, err
 	}
+	go k.runCallbacks()
 	select {
 	case <-k.joined:
 		if err := k.Err(); err != nil {
@@ -266,6 +276,9 @@ func (k *Consumer) take(ctx context.Context, batch []*Message) (*assigned, int) 
 		for k.ready.len() > 0 {
 			part := k.ready.pop()
 			part.queued = false
+			if part.calls > 0 {
+				continue // offered again when they are done
+			}
 			n := 0
 			for n < len(batch) && part.queue.len() > 0 {
 				if m := part.queue.pop(); m.Active() {
@@ -302,7 +315,7 @@ func (k *Consumer) giveBack(part *assigned, rest []*Message) {
 
 // offer makes a partition ready if it has something for a process.
 func (k *Consumer) offer(part *assigned) {
-	if part.busy || part.queued || part.queue.len() == 0 {
+	if part.busy || part.queued || part.calls > 0 || part.queue.len() == 0 {
 		return
 	}
 	part.queued = true
@@ -354,19 +367,25 @@ func (k *Consumer) feed() {
 
 // Close stops handing out messages, waits for the handlers of Run, sends the last ACKs and leaves the group, so that
 // its partitions move to other members at once and what was not begun is delivered there without a failed attempt. ctx
-// bounds all of that; the connection is closed in any case.
+// bounds all of that; the connection is closed in any case. It must not be called by OnAssign or OnRevoke, which it waits
+// for.
 func (k *Consumer) Close(ctx context.Context) error {
 	k.mu.Lock()
 	k.stopLocked()
 	k.mu.Unlock()
 	err := k.waitProcesses(ctx)
 	if err == nil {
+		k.callRevokes(ctx) // before others can have the partitions
 		bounded, cancel := context.WithTimeout(ctx, leaveTimeout)
 		defer cancel()
 		k.leave(bounded)
 	}
 	k.cancel()
 	<-k.done
+	select {
+	case <-k.quiet:
+	case <-ctx.Done():
+	}
 	if err != nil {
 		return fmt.Errorf("close consumer of %q in group %q: a handler is still at work: %w", k.topic.Name, k.group, err)
 	}

@@ -97,10 +97,16 @@ func (k *Consumer) subRequest() *protocol.Sub {
 func (k *Consumer) forgetMember() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.dropMembership()
+}
+
+// dropMembership is forgetMember under the lock.
+func (k *Consumer) dropMembership() {
 	k.member = 0
 	for _, part := range k.parts {
 		part.owned = false
 	}
+	k.callRevokeAll(true)
 }
 
 // disconnect ends every delivery: ids and credit belong to the connection. The broker delivers again what was not
@@ -188,10 +194,9 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 		case protocol.CodeStaleLeaderEpoch:
 			return refusal
 		case protocol.CodeUnknownMember: // removed: join anew
-			k.member = 0
-			for _, part := range k.parts {
-				part.owned = false
-			}
+			k.dropMembership()
+			return refusal
+		case protocol.CodeUnknownGroup: // deleted
 			return refusal
 		default:
 			if refusal.Code.Closes() {
@@ -238,7 +243,7 @@ func (k *Consumer) down(err error) error {
 	}
 	switch code {
 	case protocol.CodeUnknownTopic, protocol.CodeMalformedPayload, protocol.CodeMetadataQuarantined,
-		protocol.CodeGroupExistsMismatch:
+		protocol.CodeGroupExistsMismatch, protocol.CodeUnknownGroup:
 		return err
 	default:
 		return nil
@@ -252,6 +257,9 @@ func (k *Consumer) ended(err error) {
 		k.err = err
 	}
 	k.stopLocked()
+	k.callRevokeAll(true)
+	k.over = true
+	k.called.Broadcast()
 	k.mu.Unlock()
 	k.credit.timer.Stop()
 	k.joinOnce.Do(func() { close(k.joined) })

@@ -134,6 +134,7 @@ func (k *Consumer) message(m *protocol.Msg) error {
 	part := k.part(m.Partition)
 	if !part.owned && m.OwnershipEpoch > part.fenced {
 		part.owned, part.epoch = true, m.OwnershipEpoch // a member that rejoined gets no notice for what it keeps
+		k.callAssign(part)
 	}
 	if !part.owned || m.OwnershipEpoch < part.epoch || part.revoke != nil || k.closing {
 		k.credit.add(cost) // sent before the broker knew; it delivers the message to the new owner

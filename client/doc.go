@@ -61,7 +61,8 @@
 //	assigned (NOTICE ASSIGN, confirmed) --> revoking (NOTICE REVOKE) --> gone (confirmed)
 //
 // While revoking, nothing new of the partition is begun; it is confirmed when what had begun is ended and its ACKs are
-// sent, or after 4 s. A heartbeat goes out every 3 s. After a lost connection the member rejoins and keeps its
+// sent and ConsumerOptions.OnRevoke has returned, or after 4 s. OnAssign and OnRevoke let an application load and save
+// what it keeps per partition: as long as nobody dies, one member is between the two at a time. A heartbeat goes out every 3 s. After a lost connection the member rejoins and keeps its
 // partitions, or joins as a new one where it is too late for that; all deliveries of the old connection are over then.
 //
 // The broker sends while there is credit: each message costs 1 and the bytes of its key and value. The library returns

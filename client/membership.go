@@ -29,6 +29,8 @@ func (k *Consumer) notice(n *protocol.Notice) {
 			k.clear(part)
 			part.owned, part.epoch = true, n.OwnershipEpoch
 			part.setRevoke(nil)
+			part.unsettled = unsettled{} // what was delivered under an older epoch no ACK of the new one touches
+			k.callAssign(part)
 		}
 		k.confirm(n, protocol.ControlOK)
 		k.pull()
@@ -46,10 +48,18 @@ func (k *Consumer) notice(n *protocol.Notice) {
 	k.settleRevoke(part)
 }
 
-// settleRevoke confirms a REVOKE when nothing of the partition is at hand any more, or when it takes too long: the ACKs
-// of what was finished are in the stream before the confirmation.
+// settleRevoke confirms a REVOKE when nothing of the partition is at hand any more and OnRevoke was called, or when it
+// takes too long: the ACKs of what was finished are in the stream before the confirmation.
 func (k *Consumer) settleRevoke(part *assigned) {
-	if part.revoke == nil || (part.head != nil && k.tick < part.revokeBy) {
+	if part.revoke == nil {
+		return
+	}
+	late := k.tick >= part.revokeBy
+	if part.head != nil && !late {
+		return
+	}
+	k.callRevoke(part, late)
+	if part.calls > 0 && !late {
 		return
 	}
 	n := part.revoke

@@ -146,6 +146,14 @@ type ConsumerOptions struct {
 	GroupSettings []byte
 	// Broadcast gives every member of the group every partition.
 	Broadcast bool
+	// OnAssign is called when the member has got a partition, before the first message of it is handed out; OnRevoke when it
+	// gives one up: after its last message has ended and before another member can have it. lost says that others may have
+	// it already: the membership ended, or the messages at hand took longer than the broker waits. Close calls OnRevoke for
+	// what the member has. Calls come one at a time, in order, on a goroutine of their own; the broker waits 5 s for the end
+	// of an OnRevoke. For a partition that comes again after an interruption OnRevoke is called first, late but before
+	// OnAssign. Either may be nil.
+	OnAssign func(partition uint16)
+	OnRevoke func(partition uint16, lost bool)
 	// Concurrency is how many handlers Run may have at work, each on another partition. The default is 1.
 	Concurrency int
 	// CumulativeAcks has Run acknowledge what a handler has finished without error together, up to 32 messages of a

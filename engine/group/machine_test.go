@@ -52,7 +52,7 @@ func (h *harness) step(ev Event) {
 			delete(h.owned, fmt.Sprintf("%d/%d/%d", e.Session, e.Partition, e.OwnershipEpoch))
 		case End:
 			h.ended[e.Session] = e
-		case Confirmed, Drain:
+		case Confirmed, Drain, Forget:
 		}
 	}
 }
