@@ -68,7 +68,8 @@ func (a *app) groupsCommand() *cobra.Command {
 		}
 		return printRows(a, rows)
 	})
-	return group("groups", "Look at consumer groups, move and delete them", list, describe, a.groupsReset(), a.groupsDelete())
+	return group("groups", "Look at consumer groups; create, change, move and delete them", list, describe,
+		a.groupsCreate(), a.groupsSet(), a.groupsReset(), a.groupsDelete())
 }
 
 func (a *app) leaderCommand() *cobra.Command {

@@ -81,15 +81,58 @@ func (c *Client) ResetGroup(ctx context.Context, topic, group string, target Res
 	return moves, nil
 }
 
+// GroupOptions are DeclareGroup's.
+type GroupOptions struct {
+	// Start is where a new group begins: protocol.StartEarliest (the zero value) or protocol.StartLatest.
+	Start protocol.StartPolicy
+	// Settings is a JSON object, such as {"strategy":"circle","ordered":true}; see package protocol. Empty: the defaults for
+	// a new group, any for one that exists.
+	Settings []byte
+}
+
+// DeclareGroup creates a consumer group on a topic, or finds it if it exists, and reports whether it created it. It is not
+// needed before NewConsumer, which creates a missing group as well. A group with other settings is
+// protocol.CodeGroupExistsMismatch.
+func (c *Client) DeclareGroup(ctx context.Context, topic, group string, opts GroupOptions) (created bool, err error) {
+	m := protocol.Declare{StartPolicy: opts.Start}
+	if len(opts.Settings) > 0 {
+		m.Flags, m.Settings = protocol.DeclareFlagSettings, opts.Settings
+	}
+	t, err := c.declareGroup(ctx, "declare", topic, group, &m)
+	return err == nil && t.Created, err
+}
+
+// SetGroup gives an existing group (else protocol.CodeUnknownGroup) other settings, as in GroupOptions; what settings leave
+// out gets its default. Members go on: the new settings count from the next attempt on, another strategy moves partitions.
+func (c *Client) SetGroup(ctx context.Context, topic, group string, settings []byte) error {
+	_, err := c.declareGroup(ctx, "set", topic, group, &protocol.Declare{
+		Flags: protocol.DeclareFlagSettings | protocol.DeclareFlagUpdate, Settings: settings,
+	})
+	return err
+}
+
 // DeleteGroup deletes a consumer group with its cursors and ends its members. It reports whether the group existed; after
 // a lost connection false may mean that the first attempt has deleted it.
 func (c *Client) DeleteGroup(ctx context.Context, topic, group string) (existed bool, err error) {
-	if err := validateGroup(topic, group); err != nil {
-		return false, fmt.Errorf("delete: %w", err)
-	}
-	m := protocol.Declare{Topic: []byte(topic), Group: []byte(group), Flags: protocol.DeclareFlagGroup | protocol.DeclareFlagDelete}
-	t, err := c.declare(ctx, "delete group "+group+" of topic", &m)
+	t, err := c.declareGroup(ctx, "delete", topic, group, &protocol.Declare{Flags: protocol.DeclareFlagDelete})
 	return err == nil && !t.Created, err
+}
+
+// declareGroup completes m and sends it.
+func (c *Client) declareGroup(ctx context.Context, what, topic, group string, m *protocol.Declare) (Topic, error) {
+	err := validateGroup(topic, group)
+	if err == nil && len(m.Settings) > 0xFFFF {
+		err = fmt.Errorf("settings of %d bytes, at most 65535 are possible", len(m.Settings))
+	}
+	if err == nil && m.StartPolicy > protocol.StartLatest {
+		err = fmt.Errorf("unknown start policy %d", m.StartPolicy)
+	}
+	if err != nil {
+		return Topic{}, fmt.Errorf("%s group %q of topic %q: %w", what, group, topic, err)
+	}
+	m.Topic, m.Group = []byte(topic), []byte(group)
+	m.Flags |= protocol.DeclareFlagGroup
+	return c.declare(ctx, what+" group "+group+" of topic", m)
 }
 
 func validateGroup(topic, group string) error {
