@@ -296,3 +296,53 @@ func TestGroups_ResetAndDelete(t *testing.T) {
 	}
 	wantSums(t, d)
 }
+
+func TestGroups_CreateAndSet(t *testing.T) {
+	d := start(t, t.TempDir())
+	run(t, d, 0, "", "topics", "create", "t", "--partitions", "1")
+	create := []string{"groups", "create", "g", "--topic", "t", "--retry", "10ms", "--max-attempts", "2", "--lease", "20s"}
+	for _, want := range []string{"created\n", "existed\n"} {
+		if out := run(t, d, 0, "", create...); out != want {
+			t.Fatalf("%q, want %q", out, want)
+		}
+	}
+	if out := run(t, d, 0, "", "groups", "create", "g", "--topic", "t"); out != "existed\n" {
+		t.Fatalf("%q", out)
+	}
+	if out := run(t, d, 4, "", "groups", "create", "g", "--topic", "t", "--ordered"); out != "mismatch\n" {
+		t.Fatalf("%q", out)
+	}
+	for want, all := range map[int][][]string{
+		2: {{"create", "h"}, {"create", "h", "--topic", "t", "--from", "here"}, {"create", "h", "--topic", "t", "--retry", "soon"}, {"set", "g"}},
+		4: {{"create", "h", "--topic", "none"}, {"create", "h", "--topic", "t", "--strategy", "luck"},
+			{"create", "h", "--topic", "t", "--max-attempts", "0"}, {"set", "h", "--topic", "t"}},
+	} {
+		for _, args := range all {
+			if out := run(t, d, want, "", append([]string{"groups"}, args...)...); out != "" {
+				t.Errorf("%v: %q", args, out)
+			}
+		}
+	}
+	if out := run(t, d, 0, "", "groups", "set", "g", "--topic", "t", "--max-attempts", "1", "--json"); out != "{\"result\":\"set\"}\n" {
+		t.Fatalf("%q", out)
+	}
+	run(t, d, 0, "", "pub", "t", "poison")
+	c, err := client.Dial(t.Context(), d.ClientAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	k, err := c.NewConsumer(t.Context(), "t", "g", client.ConsumerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := <-k.Messages()
+	if err := m.Nack(protocol.NackRetryLater); err != nil {
+		t.Fatal(err)
+	}
+	waitDLQ(t, d, "t", "g", 1) // the first failure is the last: the new maximum counts
+	if err := k.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantSums(t, d)
+}
