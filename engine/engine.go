@@ -220,9 +220,17 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 		},
 		Store: wal.StoreOptions{
 			Dir: dir, Journal: i, SegmentMaxBytes: e.opts.SegmentMaxBytes,
-			Pool: e.pools[i], Logger: e.log.With("journal", i), Wall: e.wallMs,
+			Pool: e.pools[i], Logger: e.log.With("journal", i), Wall: e.wallMs, MaxOpenFiles: e.openFiles(),
 		},
 	}
+}
+
+// openFiles is a store's share of the descriptors.
+func (e *Engine) openFiles() int {
+	if e.opts.MaxOpenFiles == 0 {
+		return wal.DefaultMaxOpenFiles
+	}
+	return min(max(e.opts.MaxOpenFiles/len(e.stores), minOpenFiles), wal.DefaultMaxOpenFiles)
 }
 
 // start sets the goroutines going once everything is recovered.

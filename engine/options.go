@@ -24,6 +24,9 @@ type Options struct {
 	// MemoryBytes bounds the off-heap memory of one shard: rounds that gather or are not yet in segments, the tail kept
 	// for consumers, cold reads.
 	MemoryBytes int64
+	// MaxOpenFiles is how many file descriptors all stores together may keep open without using them; 0 means
+	// wal.DefaultMaxOpenFiles for each. Files that were written stay open until they are flushed, and don't count.
+	MaxOpenFiles int
 	// TailBytes is how much of MemoryBytes recently committed rounds may hold after they were written out.
 	TailBytes int64
 
@@ -68,6 +71,7 @@ const (
 	maxJournalFileBytes   = 1 << 30
 	minMemoryBytes        = 96 << 20 // a gathering and a written round of 17 MiB each, slab rounding, a cold read
 	minTailBytes          = 1 << 20
+	minOpenFiles          = 64 // per store: what it uses at once
 	minSegmentMaxBytes    = 64 << 10
 	maxSegmentMaxBytes    = 4<<30 - 17<<20 // offsets in the sparse index are 32 bits
 	maxPartitionsPerTopic = 65534          // 0xFFFF asks for routing
@@ -92,6 +96,7 @@ func (o *Options) Validate() error {
 	check(o.MemoryBytes >= minMemoryBytes, "memory_bytes is %d: use at least %d", o.MemoryBytes, minMemoryBytes)
 	check(o.TailBytes >= minTailBytes && o.TailBytes <= o.MemoryBytes/2,
 		"tail_bytes is %d: use %d to half of memory_bytes (%d)", o.TailBytes, minTailBytes, o.MemoryBytes)
+	check(o.MaxOpenFiles >= 0, "at most %d open files: allow at least %d", o.MaxOpenFiles, minOpenFiles)
 	check(o.PartitionDefaultCount >= 1 && o.PartitionDefaultCount <= maxPartitionsPerTopic,
 		"partition_default_count is %d: use 1 to %d", o.PartitionDefaultCount, maxPartitionsPerTopic)
 	check(o.DeliveryMaxAttempts >= 1, "delivery_max_attempts is %d: use at least 1", o.DeliveryMaxAttempts)

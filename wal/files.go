@@ -89,7 +89,15 @@ func (s *Store) acquire(seg *segment, then func(error)) {
 		return
 	}
 	seg.opening = true
+	s.openFile(seg)
+}
+
+// openFile opens a segment's file for those who wait for it.
+func (s *Store) openFile(seg *segment) {
 	s.do(ring.Op{Kind: ring.Open, Path: seg.st.path(seg)}, func(op *ring.Op) {
+		if noFiles(op.Err) && s.starveFiles("open segment", op.Err, func() { s.openFile(seg) }) {
+			return
+		}
 		if op.Err == nil {
 			s.opened(seg, op.FD)
 			seg.users--
@@ -158,10 +166,13 @@ func (s *Store) closeFile(seg *segment) {
 }
 
 func (s *Store) closeFD(seg *segment, fd int) {
+	s.closes++
 	s.do(ring.Op{Kind: ring.Close, FD: fd}, func(op *ring.Op) {
+		s.closes--
 		if op.Err != nil {
 			s.log.Warn("closing a file", "path", seg.st.path(seg), "err", op.Err)
 		}
+		s.freed()
 	})
 }
 
@@ -195,15 +206,19 @@ func (s *Store) closeIdle() {
 // syncDirLater makes the next sweep flush a directory.
 func (s *Store) syncDirLater(dir string) { s.newDirs[dir] = struct{}{} }
 
-// step runs one operation of a chain for a stream and goes on with then unless it failed. Where space is missing it is
-// tried again until there is some; any other failure stops the store.
+// chain runs one operation for a stream and goes on with then unless it failed. Where space or a descriptor is missing it
+// is tried again until there is some; any other failure stops the store.
 func (s *Store) chain(st *stream, what string, op ring.Op, then func(*ring.Op)) {
+	if s.err != nil {
+		return // it was to be tried again, and something else has failed since
+	}
 	s.do(op, func(done *ring.Op) {
 		switch {
 		case done.Err == nil:
 			then(done)
 		case noSpace(done.Err):
 			s.starve(what, done.Err, func() { s.chain(st, what, op, then) })
+		case noFiles(done.Err) && s.starveFiles(what, done.Err, func() { s.chain(st, what, op, then) }):
 		case st.dropped && errors.Is(done.Err, fs.ErrNotExist):
 			s.chained(st)
 		default:

@@ -376,7 +376,7 @@ func (o *opener) spill() error {
 		if s.err != nil {
 			return s.err
 		}
-		if len(s.starved) > 0 {
+		if len(s.space.list) > 0 {
 			return fmt.Errorf("recovery needs disk space for %d bytes of segments: make room and start again", s.pending)
 		}
 		if err := o.disk.WaitOne(); err != nil {

@@ -99,7 +99,7 @@ func (p *publisher) end(pub *publication, slab *ring.Slab, ok bool) {
 
 func (p *publisher) start(pub *publication, slab *ring.Slab) {
 	s := p.s
-	if pub.st != nil && pub.st.dropped {
+	if s.err != nil || pub.st != nil && pub.st.dropped {
 		p.end(pub, slab, false)
 		return
 	}
@@ -178,6 +178,8 @@ func (p *publisher) failed(pub *publication, slab *ring.Slab, err error) {
 		s.log.Warn("a file that only speeds things up can't be written", "path", pub.path, "err", err)
 	case noSpace(err):
 		s.starve("publish "+pub.path, err, func() { p.start(pub, slab) })
+		return
+	case noFiles(err) && s.starveFiles("publish "+pub.path, err, func() { p.start(pub, slab) }):
 		return
 	default:
 		s.fail("publish", pub.path, err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"syscall"
 	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -46,8 +45,6 @@ const (
 	writeBuffers     = 4
 	writeBufferBytes = 1 << 20
 
-	// retryEvery is how long what failed for lack of disk space waits before it is tried again.
-	retryEvery = time.Second
 	// statEvery is how often the free space is looked up.
 	statEvery = time.Second
 	// plentyBytes of free space need not be watched while nothing is written.
@@ -188,8 +185,11 @@ type Store struct {
 
 	buffers []*writeBuffer
 	buffer  *writeBuffer
-	starved []func()
-	retryAt time.Duration
+	// space and files have what waits for disk space and for descriptors; closes and flushes count the files that are being
+	// closed, and flushed ahead of a sweep to be closed.
+	space, files    shortage
+	closes, flushes int
+
 	pieces  []*piece
 	waiting []*stream // streams that wait for a write buffer
 
@@ -226,6 +226,10 @@ func newStore(o StoreOptions, disk Disk) (*Store, error) {
 		o: o, disk: disk, log: o.Logger, free: -1,
 		streams: make(map[StreamID]*stream), dropped: make(map[uint16]struct{}), topics: make(map[uint16]struct{}),
 		newDirs: make(map[string]struct{}), journalDir: journalPath(o.Dir, o.Journal), table: tableWriter{fd: -1},
+		space: shortage{what: "no space to write committed records to their segments; trying again until there is",
+			over: "committed records get to their segments again"},
+		files: shortage{what: "out of file descriptors; closing unused files and trying again: raise LimitNOFILE (ulimit -n)",
+			over: "there are file descriptors again"},
 	}
 	for range writeBuffers {
 		slab := o.Pool.Get(writeBufferBytes)
@@ -317,8 +321,9 @@ func (s *Store) fail(op, path string, err error) {
 // again at the latest, or Never.
 func (s *Store) Step(now time.Duration) (next time.Duration) {
 	s.now = now
+	s.files.step(s)
 	if s.err == nil {
-		s.stepRetries()
+		s.space.step(s)
 		s.stepSpace()
 		s.stepSweepClock()
 		s.stepPass()
@@ -334,9 +339,9 @@ func (s *Store) Step(now time.Duration) (next time.Duration) {
 }
 
 func (s *Store) nextStep() time.Duration {
-	next := Never
+	next := s.files.next()
 	if s.err != nil {
-		return next
+		return max(next, s.now)
 	}
 	at := func(t time.Duration) { next = min(next, t) }
 	if s.pauseUntil > s.now && (s.pass.active || s.sweep.phase != sweepIdle || len(s.drops) > 0) {
@@ -348,9 +353,7 @@ func (s *Store) nextStep() time.Duration {
 	if s.unswept() && s.sweep.phase == sweepIdle {
 		at(s.lastSweep + s.o.SweepEvery)
 	}
-	if len(s.starved) > 0 {
-		at(s.retryAt)
-	}
+	at(s.space.next())
 	if !s.freeBusy && (s.free < plentyBytes || s.pending > 0) {
 		at(s.freeAt)
 	}
@@ -382,31 +385,6 @@ func (s *Store) stepSpace() {
 			s.free = op.Size
 		}
 	})
-}
-
-// starve lets retry run when there may be space again.
-func (s *Store) starve(what string, err error, retry func()) {
-	if len(s.starved) == 0 {
-		s.retryAt = s.now + retryEvery
-		s.log.Warn("no space to write committed records to their segments; trying again until there is", "op", what, "err", err)
-	}
-	s.starved = append(s.starved, retry)
-}
-
-func (s *Store) stepRetries() {
-	if len(s.starved) == 0 || s.now < s.retryAt {
-		return
-	}
-	list := s.starved
-	s.starved = nil
-	for _, retry := range list {
-		retry()
-	}
-}
-
-// noSpace tells whether an operation failed for lack of space, which is the one failure that leaves the file as it was.
-func noSpace(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // task is one operation with what follows it.

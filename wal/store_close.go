@@ -33,7 +33,7 @@ func (s *Store) stepClose() {
 		return
 	}
 	if s.err == nil {
-		if s.sweepWanted || s.pass.active || s.sweep.phase != sweepIdle || s.publish.busy() || len(s.starved) > 0 {
+		if s.sweepWanted || s.pass.active || s.sweep.phase != sweepIdle || s.publish.busy() || len(s.space.list) > 0 || len(s.files.list) > 0 {
 			return
 		}
 		for _, d := range s.drops {

@@ -138,6 +138,9 @@ func (s *Store) syncFiles() bool {
 		seg := w.files[n]
 		w.files[n] = nil
 		w.files = w.files[:n]
+		if seg.dirty == 0 {
+			continue // it was flushed early
+		}
 		s.slice++
 		w.inflight++
 		s.syncFile(seg)
@@ -237,6 +240,9 @@ func (t *tableWriter) free() {
 // writeTable writes the sweep's rows into the older slot of the table, or a new table where they don't fit.
 func (s *Store) writeTable() {
 	t, w := &s.table, &s.sweep
+	if s.err != nil {
+		return // as in chain
+	}
 	rows := 0
 	for i := range w.rows {
 		if !w.rows[i].st.dropped {
@@ -310,6 +316,9 @@ func (s *Store) tableWritten(path string, err error) {
 // are written; the next generation replaces the older one as always.
 func (s *Store) newTable(path string, slotBytes, used int) {
 	t := &s.table
+	if s.err != nil {
+		return // as in chain
+	}
 	b := t.slab.Bytes()[:slotBytes]
 	clear(b[used:])
 	tmp := path + tmpSuffix
@@ -323,6 +332,7 @@ func (s *Store) newTable(path string, slotBytes, used int) {
 				s.do(ring.Op{Kind: ring.Close, FD: fd}, func(*ring.Op) {})
 			}
 			s.starve("make checkpoint table", op.Err, func() { s.newTable(path, slotBytes, used) })
+		case noFiles(op.Err) && s.starveFiles("make checkpoint table", op.Err, func() { s.newTable(path, slotBytes, used) }):
 		default:
 			s.fail("make checkpoint table", tmp, op.Err)
 		}

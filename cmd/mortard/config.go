@@ -384,6 +384,7 @@ func (c *Config) engineOptions(log *slog.Logger) engine.Options {
 	o.JournalMaxFiles = c.JournalMaxFiles
 	o.MemoryBytes = c.MemoryBytes
 	o.TailBytes = min(o.TailBytes, c.MemoryBytes/4)
+	o.MaxOpenFiles = fileShare()
 	o.PartitionDefaultCount = c.PartitionDefaultCount
 	o.DeliveryMaxAttempts = c.DeliveryMaxAttempts
 	o.DeliveryLease = time.Duration(min(c.DeliveryLeaseMs, maxLeaseMs)) * time.Millisecond
