@@ -104,6 +104,11 @@ func (k *Consumer) acknowledged(op protocol.Op, refusal *protocol.Error) error {
 	switch {
 	case refusal == nil:
 		a.tell(nil)
+	case refusal.Code == protocol.CodeDLQUnavailable:
+		// The message is given up, which is on record; the broker itself goes on trying to write its dead letter.
+		k.client.cfg.logger.Warn("a dead letter can't be written yet", "topic", k.topic.Name, "partition", a.m.Partition,
+			"sequence", a.m.Sequence, "error", refusal)
+		a.tell(refusal)
 	case refusal.Code.Retriable() && a.flags&protocol.AckFlagProgress == 0:
 		if !a.again {
 			a.again = true
