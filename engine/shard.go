@@ -644,8 +644,10 @@ func (s *shard) flushed(r *wal.Round, err error) {
 	s.commit(r, &owed)
 }
 
-// commit makes a round visible: on a single node every flushed round is committed. The producers get their answers
-// first, then consumers and segments the records.
+// commit makes a round visible: on a single node every flushed round is committed. The round is queued for coordinator
+// and store, then the producers get their answers, and only then the others are woken: they are other threads, and waking
+// one costs more than encoding a small round. The coordinator is woken where somebody waits for messages or for a record
+// of its own, the store for every nudgeBytes; the rest is told by nudge.
 func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
 	records := uint64(0)
 	for i := range r.Entries {
@@ -664,22 +666,19 @@ func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
 		s.sweepBytes = 0
 		s.store.requestSweep()
 	}
+	bytes := r.Bytes()
+	r.Retain()
+	urgent := s.eng.coord.CommitRound(s.id, r)
+	s.store.add(r)
 	for i := range owed.answers {
 		s.emit(&owed.answers[i])
 	}
 	s.keep(owed)
 	s.flushClients()
-	s.handOver(r)
-}
-
-// handOver gives a committed round to the coordinator and to the store. Both are other threads, and waking one costs
-// more than encoding a small round, so they are woken for what cannot wait: the coordinator where somebody waits for
-// messages or for a record of its own, the store for every nudgeBytes. The rest is told by nudge.
-func (s *shard) handOver(r *wal.Round) {
-	r.Retain()
-	s.eng.coord.CommitRound(s.id, r)
-	s.quietBytes += r.Bytes()
-	s.store.add(r)
+	if urgent {
+		s.eng.coord.Nudge()
+	}
+	s.quietBytes += bytes
 	if s.quietBytes >= nudgeBytes {
 		s.nudge()
 	} else if s.nudgeAt == 0 {

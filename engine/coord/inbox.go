@@ -76,18 +76,16 @@ func refuse(b *Batch, code protocol.ErrorCode, text string) {
 	PutBatch(b)
 }
 
-// CommitRound hands over a committed round of a journal, with one reference. Rounds of a journal come in order. A
-// round that nobody waits for is only queued, and Nudge has to follow within a few milliseconds: waking another thread
-// for every round would cost publishers more than it is worth.
-func (c *Coordinator) CommitRound(journal int, r *wal.Round) {
-	ev := event{kind: evRound, journal: journal, round: r}
-	push := c.inbox.PushQuietly
-	if c.watching.Load() || slices.ContainsFunc(r.Entries, func(e wal.Entry) bool { return e.Stream.Kind != wal.Messages }) {
-		push = c.inbox.Push
-	}
-	if !push(ev) {
+// CommitRound queues a committed round of a journal, with one reference, without waking the coordinator. Rounds of a
+// journal come in order. It reports whether somebody waits for what is in it: Nudge has to follow at once then, and
+// otherwise within a few milliseconds. Waking another thread for every round would cost publishers more than it is worth.
+func (c *Coordinator) CommitRound(journal int, r *wal.Round) (urgent bool) {
+	urgent = c.watching.Load() ||
+		slices.ContainsFunc(r.Entries, func(e wal.Entry) bool { return e.Stream.Kind != wal.Messages })
+	if !c.inbox.PushQuietly(event{kind: evRound, journal: journal, round: r}) {
 		r.Release()
 	}
+	return urgent
 }
 
 // Nudge has the coordinator look at the rounds that it was not told of.
