@@ -128,10 +128,17 @@ type reader struct {
 	parsed int
 }
 
-func (p *peer) subscribe(group string, topic uint16) *reader {
+func (p *peer) subscribe(group string, topic uint16) *reader { return p.rejoin(group, topic, 0) }
+
+// rejoin comes back as a member, whose partitions nobody else gets so soon; 0 is a new one.
+func (p *peer) rejoin(group string, topic uint16, member uint64) *reader {
 	p.t.Helper()
 	req := p.c.request()
 	m := protocol.Sub{Group: []byte(group), TopicID: topic, Partition: protocol.AnyPartition, CreditCount: 65535, CreditBytes: 64 << 20, Flags: protocol.SubFlagStream}
+	if member != 0 {
+		m.Flags |= protocol.SubFlagRejoin
+		m.MemberID = member
+	}
 	p.in.Request(p.c, req, protocol.OpSub, payloadOf(m.AppendFrame(nil)))
 	p.in.Flush()
 	b, err := p.c.answer(p.t, req)
@@ -388,7 +395,7 @@ func TestEngine_ConsumerAcknowledgementsSurviveARestart(t *testing.T) {
 	mustClose(t, e)
 	e = mustOpen(t, o)
 	defer mustClose(t, e)
-	r = newPeer(t, e).subscribe("g", topic)
+	r = newPeer(t, e).rejoin("g", topic, r.sub.MemberID)
 	for range len(unacked) {
 		m := r.next()
 		if !unacked[m.Sequence] {
