@@ -222,6 +222,7 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 			Dir: dir, Journal: i, SegmentMaxBytes: e.opts.SegmentMaxBytes,
 			Pool: e.pools[i], Logger: e.log.With("journal", i), Wall: e.wallMs, MaxOpenFiles: e.openFiles(),
 		},
+		Now: e.now,
 	}
 }
 

@@ -56,7 +56,7 @@ func decodeCheckpoint(b []byte) (c checkpoint, err error) {
 	if len(b) < 5 {
 		return c, &CorruptionError{Offset: int64(len(b)), Cause: errCheckpointLen}
 	}
-	if err := checkMagic(b, magicCheckpoint, checkpointVersion); err != nil {
+	if err := (format{magicCheckpoint, checkpointVersion}).check(b); err != nil {
 		return c, err
 	}
 	if len(b) != checkpointLen {
@@ -200,7 +200,7 @@ func decodeTable(b []byte, journal int) (t table, ok bool, err error) {
 	if allZero(b[:tableHeaderLen]) {
 		return t, false, nil
 	}
-	if err := checkMagic(b, magicTable, tableVersion); err != nil {
+	if err := (format{magicTable, tableVersion}).check(b); err != nil {
 		return t, false, err
 	}
 	n := int64(binary.BigEndian.Uint32(b[20:]))
@@ -313,7 +313,7 @@ func decodeSnapshotHeader(b []byte, kind SnapshotKind, size int64) (h snapshotHe
 	if len(b) < snapshotHeaderLen {
 		return h, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
-	if err := checkMagic(b, snapshotMagic(kind), snapshotVersion); err != nil {
+	if err := (format{snapshotMagic(kind), snapshotVersion}).check(b); err != nil {
 		return h, err
 	}
 	h.Kind = kind

@@ -21,6 +21,8 @@ type OpenOptions struct {
 	// Journal.Dir may be empty: then it is journal/<id> in the data directory.
 	Journal JournalOptions
 	Store   StoreOptions
+	// Now is a monotonic clock to take Recovery.Duration with; nil leaves it 0.
+	Now func() time.Duration
 }
 
 // Recovery tells what Open found.

@@ -230,7 +230,7 @@ func decodeIndex(b []byte, id StreamID, base Sequence) (*segIndex, error) {
 	if len(b) < indexHeaderLen {
 		return nil, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
-	if err := checkMagic(b, magicIndex, indexVersion); err != nil {
+	if err := (format{magicIndex, indexVersion}).check(b); err != nil {
 		return nil, err
 	}
 	if err := checkCRC(b, indexCRCOffset); err != nil {

@@ -27,7 +27,7 @@ const (
 // can't be trusted is quarantined and reported, so is the metadata; everything else that is wrong (a newer format, a
 // damaged journal or ledger) is an error and leaves the files as they are.
 func Open(o OpenOptions, disk Waiter, h Handler) (*Journal, *Store, *Recovery, error) {
-	begin := time.Now()
+	begin := o.now()
 	if o.Journal.Dir == "" {
 		o.Journal.Dir = journalPath(o.Store.Dir, o.Journal.ID)
 	}
@@ -47,8 +47,15 @@ func Open(o OpenOptions, disk Waiter, h Handler) (*Journal, *Store, *Recovery, e
 		op.abandon()
 		return nil, nil, nil, fmt.Errorf("open %s: %w", o.Store.Dir, err)
 	}
-	op.rec.Duration = time.Since(begin)
+	op.rec.Duration = o.now() - begin
 	return j, s, op.rec, nil
+}
+
+func (o *OpenOptions) now() time.Duration {
+	if o.Now == nil {
+		return 0
+	}
+	return o.Now()
 }
 
 // opener is one recovery.

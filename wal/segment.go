@@ -98,7 +98,7 @@ func decodeSegmentHeader(b []byte, kind StreamKind) (h segmentHeader, err error)
 		return h, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
 	b = b[:segmentHeaderLen]
-	if err := checkMagic(b, segmentMagic(kind), segmentFormatVersion); err != nil {
+	if err := (format{segmentMagic(kind), segmentFormatVersion}).check(b); err != nil {
 		return h, err
 	}
 	if b[5] > segmentHeaderVersion {
@@ -120,15 +120,20 @@ func decodeSegmentHeader(b []byte, kind StreamKind) (h segmentHeader, err error)
 	return h, nil
 }
 
-// checkMagic checks the magic and the version byte behind it, which every format has. The version comes before any
-// checksum: a newer format may have another one.
-func checkMagic(b []byte, magic [4]byte, version uint8) error {
-	if [4]byte(b[:4]) != magic {
+// format is how a file begins: with its magic and a version, of which version is the newest that this build reads.
+type format struct {
+	magic   [4]byte
+	version uint8
+}
+
+// check checks the first 5 bytes of a file. The version comes before any checksum: a newer format may have another one.
+func (f format) check(b []byte) error {
+	if [4]byte(b[:4]) != f.magic {
 		return &CorruptionError{Cause: errMagic}
 	}
 	switch {
-	case b[4] > version:
-		return &VersionError{Version: b[4], Supported: version}
+	case b[4] > f.version:
+		return &VersionError{Version: b[4], Supported: f.version}
 	case b[4] == 0:
 		return &CorruptionError{Offset: 4, Cause: errors.New("format version 0 doesn't exist")}
 	}

@@ -51,7 +51,7 @@ const (
 	plentyBytes = 4 << 30
 )
 
-// StoreOptions configures a Store. Zero values mean the defaults.
+// StoreOptions configures a Store. Zero values mean the defaults, where there are any.
 type StoreOptions struct {
 	// Dir is the data directory.
 	Dir string
@@ -63,7 +63,7 @@ type StoreOptions struct {
 	Pool *ring.Pool
 	// Logger gets what an operator should know; nil means slog.Default().
 	Logger *slog.Logger
-	// Wall returns the wall-clock time in Unix milliseconds, for creation times and reports.
+	// Wall returns the wall-clock time in Unix milliseconds, for creation times and reports. It has no default.
 	Wall func() uint64
 	// Owns tells which partitions belong to this journal; nil means all.
 	Owns func(topic, partition uint16) bool
@@ -95,9 +95,6 @@ func (o StoreOptions) withDefaults() (StoreOptions, error) {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	if o.Wall == nil {
-		o.Wall = func() uint64 { return uint64(time.Now().UnixMilli()) }
-	}
 	if o.Owns == nil {
 		o.Owns = func(uint16, uint16) bool { return true }
 	}
@@ -108,6 +105,9 @@ func (o StoreOptions) withDefaults() (StoreOptions, error) {
 	}
 	if o.Pool == nil {
 		bad("no buffer pool given")
+	}
+	if o.Wall == nil {
+		bad("no clock given")
 	}
 	if o.Journal < 0 || o.Journal > math.MaxUint16 {
 		bad("journal %d is not between 0 and %d", o.Journal, math.MaxUint16)

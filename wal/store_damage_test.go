@@ -372,7 +372,7 @@ func TestStore_FlushErrorIsForEver(t *testing.T) {
 			n.s.RequestSweep()
 			n.now += DefaultSweepEvery
 			n.settle()
-			if n.s.Durable() != durable || n.s.Err() != err {
+			if n.s.Durable() != durable || !errors.Is(n.s.Err(), err) {
 				t.Errorf("durable moved from %d to %d, error %v", durable, n.s.Durable(), n.s.Err())
 			}
 			n.s.StartClose()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal/simdisk"
@@ -215,5 +216,30 @@ func TestOpen_ReportedPartitionIsNotCutWhereItCantBeRead(t *testing.T) {
 	n.close()
 	if string(n.d.ReadFile(active)) != string(before) {
 		t.Error("the damaged file was changed")
+	}
+}
+
+// TestOpen_TakesTimeFromItsOptions has clocks that stand, go, and aren't there.
+func TestOpen_TakesTimeFromItsOptions(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := lived(t, o)
+	n.close()
+	for want, clock := range map[time.Duration]func() time.Duration{
+		0: nil,
+		time.Second: func() func() time.Duration {
+			now := time.Duration(0)
+			return func() time.Duration { now += time.Second; return now }
+		}(),
+	} {
+		o.Now = clock
+		n = n.reopen(n.d, o)
+		if n.rec.Duration != want {
+			t.Errorf("the start took %v by its clock, want %v", n.rec.Duration, want)
+		}
+		n.close()
+	}
+	o.Store.Wall = nil
+	if _, err := tryNode(t, n.d, o); err == nil || !strings.Contains(err.Error(), "no clock") {
+		t.Errorf("opened without a clock: %v", err)
 	}
 }
