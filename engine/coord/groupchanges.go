@@ -183,6 +183,9 @@ func decodeGroup(m *protocol.Declare) (*groupDeclaration, error) {
 		if err != nil {
 			return nil, err
 		}
+		if s.Broadcast {
+			return nil, errNoBroadcast
+		}
 		g.wish.settings = &s
 	}
 	return g, nil

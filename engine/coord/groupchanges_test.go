@@ -27,6 +27,7 @@ func TestDeclareGroup_CreatesFindsChangesAndDeletes(t *testing.T) {
 		{"lookup of none", "L", "ERR 0x2005", ""},
 		{"update of none", `U{"ordered":true}`, "ERR 0x2005", ""},
 		{"delete of none", "D", "OK DECLARE id=1 parts=2 existed=false", ""},
+		{"broadcast", `{"broadcast":true}`, "ERR 0x2002 broadcast groups are not supported", ""},
 		{"create", `{"max_attempts":3}`, "OK DECLARE id=1 parts=2 existed=false", "group+ g1 t1 policy=0"},
 		{"again", `{"max_attempts":3}`, "OK DECLARE id=1 parts=2 existed=true", ""},
 		{"other settings", `{"max_attempts":4}`, "ERR 0x2002", ""},

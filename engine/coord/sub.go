@@ -104,13 +104,16 @@ func wishOf(m *protocol.Sub) (*groupWish, error) {
 		}
 	}
 	if s.Broadcast {
-		return nil, fmt.Errorf("BROADCAST subscriptions are not supported by this broker: SUB without flag bit 1: %w", protocol.CodeMalformedPayload)
+		return nil, errNoBroadcast
 	}
 	if broadcast || m.Flags&protocol.SubFlagSettings != 0 {
 		w.settings = &s
 	}
 	return w, nil
 }
+
+// errNoBroadcast refuses broadcast groups: delivery has one cursor for each partition of a group, not one for each member.
+var errNoBroadcast = fmt.Errorf("broadcast groups are not supported by this broker: give each consumer a group of its own: %w", protocol.CodeGroupExistsMismatch)
 
 // enroll goes on with a SUB: it creates the group if it is new, and joins.
 func (c *Coordinator) enroll(s *subscription, w *groupWish) error {

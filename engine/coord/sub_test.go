@@ -65,11 +65,12 @@ func TestSub_Refusals(t *testing.T) {
 		return m.AppendFrame(nil)
 	}
 	b.want("unknown topic", b.do(c, sub("g", 9)), "ERR 0x0008 topic id 9 does not exist: create the topic first")
+	b.want("broadcast", b.do(c, with(func(m *protocol.Sub) { m.Flags = protocol.SubFlagBroadcast })), "ERR 0x2002 broadcast groups are not supported")
+	b.want("broadcast settings", b.do(c, subWith("g", `{"broadcast":true}`)), "ERR 0x2002")
 	b.want("rejoin of nobody", b.do(c, with(func(m *protocol.Sub) { m.Flags, m.MemberID = protocol.SubFlagRejoin, 5 })), "ERR 0x0026")
 	for what, frame := range map[string][]byte{
 		"a partition":  with(func(m *protocol.Sub) { m.Partition = 0 }),
 		"a bad group":  with(func(m *protocol.Sub) { m.Group = []byte("g g") }),
-		"broadcast":    with(func(m *protocol.Sub) { m.Flags = protocol.SubFlagBroadcast }),
 		"start policy": with(func(m *protocol.Sub) { m.StartPolicy = 2 }),
 	} {
 		c := b.client()
