@@ -50,6 +50,7 @@ type Consumer struct {
 	takers  sync.Cond // waited on by processes for a ready partition, by Close for answers
 	err     error     // why the session ended
 	closing bool
+	gone    bool        // LEAVE was sent on this connection: nothing may follow it
 	stop    atomic.Bool // equals closing
 
 	// The connection. Guarded by mu like everything below.
@@ -433,6 +434,7 @@ func (k *Consumer) leave(ctx context.Context) {
 		return
 	}
 	k.heartbeat(protocol.MemberLeave)
+	k.gone = true
 	for k.live && k.beats > 0 && ctx.Err() == nil {
 		k.takers.Wait()
 	}

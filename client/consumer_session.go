@@ -10,8 +10,12 @@ import (
 // maxFrame is the room that a frame of the consumer's takes at most: SUB with a long group name.
 const maxFrame = 512
 
-// send appends a frame to the stream; encode gets the buffer to append to.
+// send appends a frame to the stream; encode gets the buffer to append to. Behind LEAVE nothing is sent: the broker doesn't
+// know the member any more and would refuse it.
 func (k *Consumer) send(encode func(dst []byte) []byte) {
+	if k.gone {
+		return
+	}
 	c, _ := k.out.reserve(maxFrame)
 	c.buf = encode(c.buf)
 	c.refs-- // nothing is repeated on another connection
@@ -64,7 +68,7 @@ func (k *Consumer) subscribe(l *link) error {
 		k.out.reset()
 		k.credit.reset()
 		k.subID, k.member, k.joinEp, k.assEp = r.SubscriptionID, r.MemberID, r.MembershipEpoch, r.AssignmentEpoch
-		k.live, k.pulling, k.beats = true, false, 0
+		k.live, k.gone, k.pulling, k.beats = true, false, false, 0
 		k.pull() // after a rejoin there is something to pull at once
 		return nil
 	}

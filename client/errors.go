@@ -42,7 +42,6 @@ var (
 	ErrReject = errors.New("client: message rejected")
 
 	errConnectionLost = errors.New("client: connection lost")
-	errSlowBroker     = errors.New("client: the broker sent nothing for 45 s")
 )
 
 // fatal reports whether reconnecting cannot help: the broker does not accept this client.

@@ -106,7 +106,7 @@ func (l *link) fill() error {
 		return nil
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return errSlowBroker
+		return fmt.Errorf("read from %s: the broker sent nothing for %v", l.addr, l.silence)
 	}
 	if err == nil {
 		return nil
