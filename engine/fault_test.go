@@ -149,7 +149,29 @@ func (p *peer) rejoin(group string, topic uint16, member uint64) *reader {
 	if err := r.sub.Decode(b); err != nil {
 		p.t.Fatal(err)
 	}
+	r.heartbeats()
 	return r
+}
+
+// heartbeats keeps the member alive while the test waits, for the end of an earlier member's session for example.
+func (r *reader) heartbeats() {
+	stop := make(chan struct{})
+	r.t.Cleanup(func() { close(stop) })
+	in := r.in.eng.NewIngress() // an Ingress belongs to one goroutine
+	m := protocol.Heartbeat{SubscriptionID: r.sub.SubscriptionID, MemberID: r.sub.MemberID,
+		MembershipEpoch: r.sub.MembershipEpoch, AssignmentEpoch: r.sub.AssignmentEpoch}
+	payload := payloadOf(m.AppendFrame(nil))
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Second):
+				in.Request(r.c, r.c.request(), protocol.OpHeartbeat, payload)
+				in.Flush()
+			}
+		}
+	}()
 }
 
 // next waits for the next pushed message, confirming notices on the way.
