@@ -140,7 +140,7 @@ func (s *setting) variable() string { return "MORTAR_" + strings.ToUpper(s.key) 
 func (c *Config) parseFile(text []byte) error {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	if t, err := dec.Token(); err != nil || t != json.Delim('{') {
-		return errors.Join(errors.New("the file must hold one JSON object"), ignoreEOF(err))
+		return &brokenFile{errors.Join(errors.New("the file must hold one JSON object"), ignoreEOF(err))}
 	}
 	var errs []error
 	seen := make(map[string]bool)
@@ -183,17 +183,23 @@ func ignoreEOF(err error) error {
 	return err
 }
 
+// brokenFile is the error of a file of which not every key is known, because it isn't JSON.
+type brokenFile struct{ err error }
+
+func (e *brokenFile) Error() string { return e.err.Error() }
+func (e *brokenFile) Unwrap() error { return e.err }
+
 // syntaxError adds the line to an error of the JSON decoder.
 func syntaxError(text []byte, err error) error {
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {
 		end := min(int(syntax.Offset), len(text))
-		return fmt.Errorf("line %d: not valid JSON: %w", 1+bytes.Count(text[:end], []byte("\n")), err)
+		return &brokenFile{fmt.Errorf("line %d: not valid JSON: %w", 1+bytes.Count(text[:end], []byte("\n")), err)}
 	}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("not valid JSON: the file ends too early")
+		return &brokenFile{errors.New("not valid JSON: the file ends too early")}
 	}
-	return fmt.Errorf("not valid JSON: %w", err)
+	return &brokenFile{fmt.Errorf("not valid JSON: %w", err)}
 }
 
 func unknownKey(key string) error {

@@ -110,12 +110,14 @@ func TestParse_ReportsEveryProblemOfTheFileAtOnce(t *testing.T) {
 		"delivery_max_attempts": "five",
 		"credit_initial_count": 1.5,
 		"metrics_enabled": null,
+		"shards": 65,
+		"log_level": "loud",
 		"zzzzzzzzzzzzzzzzzzzz": 1,
 		"peers": [{"node_id": 0, "address": "x"}],
 		"data_dir": "/a",
 		"data_dir": "/b"
 	}`)
-	_, err := parse([]string{"--config", path}, env(), os.Stderr)
+	_, err := parse([]string{"--config", path, "--event-loops", "0", "--poll-max-wait-ms", "soon"}, env(), os.Stderr)
 	var usage *usageError
 	if !errors.As(err, &usage) {
 		t.Fatalf("error %v", err)
@@ -124,6 +126,7 @@ func TestParse_ReportsEveryProblemOfTheFileAtOnce(t *testing.T) {
 		"unknown key: listen_https (did you mean listen_", "unknown key: NODE_ID (did you mean node_id?)",
 		`delivery_max_attempts is "five": use a whole number`, "credit_initial_count is 1.5", "metrics_enabled is null",
 		"unknown key: zzzzzzzzzzzzzzzzzzzz (the keys are node_id,", "peers is [", "data_dir is there twice", path,
+		"shards is 65", "log_level is \"loud\"", "event_loops is 0", "--poll-max-wait-ms",
 	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in:\n%v", part, err)
@@ -133,15 +136,15 @@ func TestParse_ReportsEveryProblemOfTheFileAtOnce(t *testing.T) {
 
 func TestParse_BrokenFiles(t *testing.T) {
 	for text, part := range map[string]string{
-		"":                      "one JSON object",
-		"[]":                    "one JSON object",
-		"{\n\n\"node_id\": 1,,": "line 3",
-		`{"node_id": 1`:         "ends too early",
-		`{"node_id": 1} x`:      "something follows",
-		`{"node_id": 1} {}`:     "something follows",
+		"":                                    "one JSON object",
+		"[]":                                  "one JSON object",
+		"{\n\n\"node_id\": 1,,":               "line 3",
+		`{"node_id": 1`:                       "ends too early",
+		`{"listen_client": "127.0.0.1:1"} x`:  "something follows",
+		`{"listen_client": "127.0.0.1:1"} {}`: "something follows",
 	} {
 		_, err := parse([]string{"--config", configFile(t, text)}, env(), os.Stderr)
-		if err == nil || !strings.Contains(err.Error(), part) {
+		if err == nil || !strings.Contains(err.Error(), part) || strings.Contains(err.Error(), "auth_token_digests") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

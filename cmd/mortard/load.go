@@ -106,7 +106,9 @@ func (inv *invocation) load(fromFlags []override, lookup func(string) (string, b
 	if !listenGiven && len(c.AuthTokenDigests) == 0 {
 		c.ListenClient = "127.0.0.1:7188"
 	}
-	if len(errs) == 0 {
+	// What a wrong key or value was to set has its default here, which is valid. Of a broken file the rest isn't known.
+	var broken *brokenFile
+	if err := errors.Join(errs...); !errors.As(err, &broken) {
 		errs = append(errs, c.Validate())
 	}
 	return errors.Join(errs...)
