@@ -94,6 +94,8 @@ func consume(t *testing.T, d *harness.Daemon, topic uint16, poison func(string) 
 	if m.sub, err = conn.Subscribe(&s); err != nil {
 		return false
 	}
+	m.heartbeats()
+	defer close(m.stop)
 	for {
 		if len(m.msgs) == 0 {
 			if _, err := m.read(time.Second, true); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,6 +53,48 @@ type member struct {
 	// msgs came while something else was waited for; errs are pushed ERR frames.
 	msgs []protocol.Msg
 	errs []error
+	// mu guards sending, so that beats, the heartbeats without an answer, are counted in the order of the requests.
+	mu    sync.Mutex
+	beats int
+	stop  chan struct{}
+}
+
+// heartbeats are sent until the member leaves or its connection breaks.
+func (m *member) heartbeats() {
+	m.stop = make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-m.stop:
+				return
+			case <-time.After(2 * time.Second):
+			}
+			m.mu.Lock()
+			m.beats++
+			err := m.conn.Send(m.heartbeat(protocol.MemberActive))
+			m.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+}
+
+func (m *member) heartbeat(state protocol.MemberState) []byte {
+	h := protocol.Heartbeat{SubscriptionID: m.sub.SubscriptionID, MemberID: m.sub.MemberID, MembershipEpoch: m.sub.MembershipEpoch,
+		AssignmentEpoch: m.sub.AssignmentEpoch, State: state}
+	return h.AppendFrame(nil)
+}
+
+// beat tells whether an answer is that of a heartbeat nobody waits for.
+func (m *member) beat(op protocol.Op) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if op != protocol.OpHeartbeat || m.beats == 0 {
+		return false
+	}
+	m.beats--
+	return true
 }
 
 func dial(t *testing.T, d *harness.Daemon) *harness.Conn {
@@ -99,6 +142,8 @@ func join(t *testing.T, d *harness.Daemon, group string, topic uint16, settings 
 	if m.sub, err = m.conn.Subscribe(&s); err != nil {
 		t.Fatal(err)
 	}
+	m.heartbeats()
+	t.Cleanup(func() { m.conn.Close() })
 	return m
 }
 
@@ -123,7 +168,11 @@ func (m *member) read(within time.Duration, wantMsg bool) (harness.Frame, error)
 			if err := n.Decode(f.Payload); err != nil {
 				m.t.Fatal(err)
 			}
-			if err := m.conn.Send(harness.ConfirmNotice(&n)); err != nil {
+			m.mu.Lock()
+			m.sub.MembershipEpoch, m.sub.AssignmentEpoch = n.MembershipEpoch, n.AssignmentEpoch
+			err := m.conn.Send(harness.ConfirmNotice(&n))
+			m.mu.Unlock()
+			if err != nil {
 				return f, err
 			}
 		case protocol.OpMsg:
@@ -140,6 +189,9 @@ func (m *member) read(within time.Duration, wantMsg bool) (harness.Frame, error)
 			if err := e.Decode(f.Payload); err != nil {
 				m.t.Fatal(err)
 			}
+			if m.beat(e.RequestOp) {
+				continue // it met a notice on the way
+			}
 			if e.RequestOp != protocol.OpMsg {
 				return f, nil
 			}
@@ -152,7 +204,7 @@ func (m *member) read(within time.Duration, wantMsg bool) (harness.Frame, error)
 			if err := ok.Decode(f.Payload); err != nil {
 				m.t.Fatal(err)
 			}
-			if ok.RequestOp != protocol.OpControlAck {
+			if ok.RequestOp != protocol.OpControlAck && !m.beat(ok.RequestOp) {
 				return f, nil
 			}
 		default:
@@ -180,7 +232,7 @@ func (m *member) next(within time.Duration) (protocol.Msg, bool) {
 // want waits for a message and checks its sequence and attempt (0: any).
 func (m *member) want(seq uint64, attempt uint16) protocol.Msg {
 	m.t.Helper()
-	msg, ok := m.next(15 * time.Second)
+	msg, ok := m.next(30 * time.Second)
 	switch {
 	case !ok:
 		m.t.Fatalf("message %d did not come", seq)
@@ -201,7 +253,10 @@ func (m *member) silent(for_ time.Duration) {
 // call sends a request and waits for its answer.
 func (m *member) call(frame []byte) error {
 	m.t.Helper()
-	if err := m.conn.Send(frame); err != nil {
+	m.mu.Lock()
+	err := m.conn.Send(frame)
+	m.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	f, err := m.read(15*time.Second, false)
@@ -237,9 +292,8 @@ func (m *member) nack(msg *protocol.Msg, reason protocol.NackReason) error {
 // leave goes without losing anything.
 func (m *member) leave() {
 	m.t.Helper()
-	h := protocol.Heartbeat{SubscriptionID: m.sub.SubscriptionID, MemberID: m.sub.MemberID, MembershipEpoch: m.sub.MembershipEpoch,
-		AssignmentEpoch: m.sub.AssignmentEpoch, State: protocol.MemberLeave}
-	if err := m.call(h.AppendFrame(nil)); err != nil {
+	close(m.stop)
+	if err := m.call(m.heartbeat(protocol.MemberLeave)); err != nil {
 		m.t.Fatalf("LEAVE: %v", err)
 	}
 	m.conn.Close()
