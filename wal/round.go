@@ -33,7 +33,7 @@ type Round struct {
 	refs atomic.Int32
 	pool *roundPool
 
-	// The write at the device; see journal_flight.go.
+	// The write at the device; see submit and written in journal_append.go.
 	op      ring.Op
 	journal *Journal
 	file    *journalFile

@@ -22,7 +22,7 @@ var adminAnswers = map[string]string{
 		{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]`,
 	"/groups/a%2Fb%3F": `[]`,
 	"/leader":          `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
-	"/broker":          `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"uring","healthy":true}`,
+	"/broker":          `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"pread","io_reason":"kernel too old","healthy":true}`,
 }
 
 func startAdmin(t *testing.T) string {
@@ -60,7 +60,7 @@ func TestAdmin_GoldenColumns(t *testing.T) {
 		{"groups describe billing --topic events", "", `[]`},
 		{"groups describe a/b?", "", `[]`},
 		{"leader get", "0\t12\thealthy\n", `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`},
-		{"broker status", "0\t3601\t14\tv0.1.0\n", `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0"}`},
+		{"broker status", "0\t3601\t14\tv0.1.0\n", `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"pread","io_reason":"kernel too old"}`},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			args := strings.Fields(c.args)

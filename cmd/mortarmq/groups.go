@@ -37,6 +37,9 @@ type brokerRow struct {
 	UptimeS     int64  `json:"uptime_s"`
 	Connections int64  `json:"connections"`
 	Version     string `json:"version"`
+	// How the broker reaches the disk, "io_uring" or "pread", and why not io_uring.
+	IOBackend string `json:"io_backend" column:"-"`
+	IOReason  string `json:"io_reason,omitempty" column:"-"`
 }
 
 func (a *app) groupsCommand() *cobra.Command {
@@ -91,7 +94,7 @@ func (a *app) leaderCommand() *cobra.Command {
 func (a *app) brokerCommand() *cobra.Command {
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Tell how the broker is: node_id, uptime_s, connections, version",
+		Short: "Tell how the broker is: node_id, uptime_s, connections, version; with --json also io_backend, io_reason",
 		Args:  cobra.NoArgs,
 	}
 	status.RunE = does(func(ctx context.Context, _ []string) error {

@@ -9,7 +9,8 @@ import (
 )
 
 // printRows prints structs: one line each with the fields in order and tabs between them, or a JSON array of objects. The
-// order of the fields, and their json names, are a contract.
+// order of the fields, and their json names, are a contract. Fields with the tag column:"-", the last ones, are in the JSON
+// form only.
 func printRows[T any](a *app, rows []T) error {
 	if a.json {
 		if rows == nil {
@@ -36,6 +37,9 @@ func printRow[T any](a *app, row T) error {
 
 func appendRow(b *bytes.Buffer, v reflect.Value) {
 	for i := range v.NumField() {
+		if v.Type().Field(i).Tag.Get("column") == "-" {
+			continue
+		}
 		if i > 0 {
 			b.WriteByte('\t')
 		}

@@ -31,7 +31,8 @@ type Client interface {
 	// Outstanding is the number of pushed bytes that the socket has not taken yet. Above OutboundPause the pusher
 	// stops and is called back by Coordinator.Writable.
 	Outstanding() int
-	// Pulls counts the connection's waiting PULLs; the event loop reads it to know whether a request interrupts one.
+	// Pulls is the number of the connection's PULLs that wait. The coordinator counts them there; the event loop reads it to
+	// know whether a request interrupts one.
 	Pulls() *atomic.Int32
 	// Shut sends an ERR with code, after the answers that are ready, and closes the connection.
 	Shut(code protocol.ErrorCode, op protocol.Op, text string)
