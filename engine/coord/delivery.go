@@ -450,6 +450,9 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 		if l.held {
 			next = earliest(next, max(l.again, now+1))
 		}
+		if l.lazyUntil != 0 {
+			next = earliest(next, l.lazyUntil)
+		}
 	}
 	d.latency.rotate(now)
 	if d.turn.len() > 0 {

@@ -17,6 +17,10 @@ const (
 	maxProposals = 2
 	// proposePause is how long a record waits that the journal did not take.
 	proposePause = 10 * time.Millisecond
+	// Deliveries alone are put on record when they are deliverDelay old or deliverRuns runs: nobody waits for that, and a
+	// round of their own would delay the publishes and ACKs that come next. With an ACK or NACK they go at once.
+	deliverDelay = 20 * time.Millisecond
+	deliverRuns  = 32
 	// A cursor checkpoint is written when this many bytes, or records, have been folded since the last one; later where the
 	// checkpoint is large, so that writing it costs no more than what it saves: see checkpointDue.
 	checkpointBytes   = 16 << 20
@@ -38,6 +42,8 @@ type ledgerLog struct {
 	refused  bool   // and that was logged
 	again    time.Duration
 	proposal uint64
+	// lazyUntil is when deliveries that wait for company are put on record without it; 0: none wait.
+	lazyUntil time.Duration
 	// answers wait for their records, in the order of the events: first those of the records in proposed, each with its
 	// number of answers, then gathered ones that have no record yet.
 	answers  deque[answer]
@@ -81,6 +87,9 @@ func (l *ledgerLog) later(a answer) {
 func (d *delivery) propose(l *ledgerLog) {
 	for l.err == nil && l.proposed.len() < maxProposals {
 		if !l.held {
+			if l.putOff(d.c.now) {
+				return
+			}
 			if l.buf = l.book.AppendRecord(l.buf[:0], d.c.wallMs); len(l.buf) == 0 {
 				d.settle(l, l.gathered, 0) // their events were withdrawn by a move of the cursor
 				l.gathered = 0
@@ -107,6 +116,22 @@ func (d *delivery) propose(l *ledgerLog) {
 		}
 		l.proposed.push(p)
 	}
+}
+
+// putOff tells whether what is queued can wait for something that can't, see deliverDelay.
+func (l *ledgerLog) putOff(now time.Duration) bool {
+	if !l.book.Pending() || l.gathered > 0 || !l.book.OnlyDelivers(deliverRuns) {
+		l.lazyUntil = 0
+		return false
+	}
+	if l.lazyUntil == 0 {
+		l.lazyUntil = now + deliverDelay
+	}
+	if now >= l.lazyUntil {
+		l.lazyUntil = 0
+		return false
+	}
+	return true
 }
 
 // fold applies the ledger entries of a committed round and answers what waited for them.

@@ -427,6 +427,7 @@ func TestDelivery_ExpiredLeaseRedeliversOnceTheFailureIsOnRecord(t *testing.T) {
 	cl, _ := r.subscribe(rigGroup, true, nil)
 	r.publish(0, values(2)...)
 	ms := cl.want(2)
+	r.pass(deliverDelay)
 	r.commit()
 	r.pass(9 * time.Second)
 	cl.wantAnswer(cl.ack(&ms[1], protocol.AckFlagProgress), nil) // at once
@@ -483,6 +484,7 @@ func TestDelivery_CumulativeAckIsOneRangeOnRecord(t *testing.T) {
 	cl, _ := r.subscribe(rigGroup, true, nil)
 	r.publish(0, values(200)...)
 	ms := cl.want(200)
+	r.pass(deliverDelay)
 	r.commit()
 	req := cl.ack(&ms[199], protocol.AckFlagCumulative)
 	r.turn()
@@ -494,6 +496,33 @@ func TestDelivery_CumulativeAckIsOneRangeOnRecord(t *testing.T) {
 	if f := r.d.groups[rigGroup].readers[0].cur.Floor(); f != 200 {
 		t.Fatalf("floor %d", f)
 	}
+}
+
+func TestDelivery_DeliveriesWaitForCompanyOnTheirWayToTheRecord(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.commit()
+	r.publish(0, values(1)...)
+	ms := cl.want(1)
+	r.turn()
+	if n := len(r.journal.proposals); n != 0 {
+		t.Fatalf("%d records are proposed for a delivery that nobody waits for", n)
+	}
+	req := cl.ack(&ms[0], 0)
+	r.turn()
+	if n := len(r.journal.proposals); n != 1 {
+		t.Fatalf("%d records are proposed for an ACK", n)
+	}
+	r.commit()
+	cl.wantAnswer(req, nil)
+
+	r.publish(0, values(1)...)
+	cl.want(1)
+	r.pass(deliverDelay)
+	if n := len(r.journal.proposals); n != 1 {
+		t.Fatalf("%d records are proposed when the delivery is old enough", n)
+	}
+	r.commit()
 }
 
 func TestDelivery_AtMostTwoProposalsAreOutstanding(t *testing.T) {

@@ -88,6 +88,21 @@ func (b *Book) takeQueue(c *Cursor) *queue {
 // Pending tells whether events are queued that no record has taken yet.
 func (b *Book) Pending() bool { return len(b.dirty) > 0 }
 
+// OnlyDelivers tells whether nothing but deliveries is queued, in fewer than limit runs: nobody waits for their record, so
+// it may be put off until something else is queued.
+func (b *Book) OnlyDelivers(limit int) bool {
+	runs := 0
+	for _, q := range b.dirty {
+		if q.seek || q.forget || len(q.acks)+len(q.drops)+len(q.fails)+len(q.parks) > 0 {
+			return false
+		}
+		if runs += len(q.delivers); runs >= limit {
+			return false
+		}
+	}
+	return true
+}
+
 // AppendRecord appends to dst one record with as many of the queued events as fit into MaxRecord bytes; it appends nothing
 // if there are none. The host proposes it, and hands it to Apply when it has committed. Call it until Pending is false.
 func (b *Book) AppendRecord(dst []byte, wallMs uint64) []byte {
