@@ -1,9 +1,9 @@
 package engine
 
 import (
-	"encoding/binary"
 	"fmt"
 
+	"github.com/mortarmq/mortarmq/engine/dedupsnap"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -48,10 +48,9 @@ const (
 
 // Memory that a window and a run are taken to cost, in bytes, for the bound below.
 const (
-	windowCost      = 160
-	runCost         = 24
-	dedupMaxBytes   = 32 << 20
-	dedupSnapshotV1 = 1
+	windowCost    = 160
+	runCost       = 24
+	dedupMaxBytes = 32 << 20
 )
 
 // dedup holds the producer windows of one shard. It belongs to the shard's goroutine.
@@ -235,74 +234,45 @@ func (d *dedup) replay(stream wal.StreamID, r *wal.Record) {
 }
 
 // snapshot encodes what is committed: committed(stream) is the partition's commit point. The windows come least recently
-// used first, so that restoring them in order restores the order of use. The bytes are this package's: a version byte,
-// then per window its stream, producer, last, and runs, all big-endian; the file around them carries the checksum.
+// used first, so that restoring them in order restores the order of use.
 func (d *dedup) snapshot(committed func(wal.StreamID) wal.Sequence) []byte {
-	out := []byte{dedupSnapshotV1}
+	out := dedupsnap.Append(nil)
+	var s dedupsnap.Window
 	for w := d.lru.prev; w != &d.lru; w = w.prev {
 		limit := committed(w.key.stream)
-		start := len(out)
-		out = binary.BigEndian.AppendUint16(out, w.key.stream.Topic)
-		out = binary.BigEndian.AppendUint16(out, w.key.stream.Partition)
-		out = binary.BigEndian.AppendUint64(out, w.key.producer)
-		countAt := len(out)
-		out = binary.BigEndian.AppendUint32(out, 0)
-		count := uint32(0)
+		s.Topic, s.Partition, s.ProducerID, s.Runs = w.key.stream.Topic, w.key.stream.Partition, w.key.producer, s.Runs[:0]
 		for _, r := range w.runs {
 			if r.seq > limit {
 				break
 			}
-			n := min(r.n, uint64(limit-r.seq)+1)
-			out = binary.BigEndian.AppendUint64(out, r.pseq)
-			out = binary.BigEndian.AppendUint64(out, uint64(r.seq))
-			out = binary.BigEndian.AppendUint64(out, n)
-			count++
+			s.Runs = append(s.Runs, dedupsnap.Run{ProducerSeq: r.pseq, Sequence: uint64(r.seq), Count: min(r.n, uint64(limit-r.seq)+1)})
 		}
-		if count == 0 {
-			out = out[:start]
-			continue
+		if len(s.Runs) > 0 {
+			out = dedupsnap.AppendWindow(out, &s)
 		}
-		binary.BigEndian.PutUint32(out[countAt:], count)
 	}
 	return out
 }
 
 // restore replaces the windows by those of a snapshot. It refuses anything that snapshot cannot have written.
 func (d *dedup) restore(b []byte) error {
-	if len(b) == 0 || b[0] != dedupSnapshotV1 {
-		return fmt.Errorf("producer windows: snapshot has an unknown version")
-	}
-	b = b[1:]
-	for len(b) > 0 {
-		if len(b) < 16 {
-			return fmt.Errorf("producer windows: snapshot ends inside a window's header")
-		}
+	return dedupsnap.Decode(b, func(s *dedupsnap.Window) error {
 		key := windowKey{
-			stream:   wal.StreamID{Kind: wal.Messages, Topic: binary.BigEndian.Uint16(b), Partition: binary.BigEndian.Uint16(b[2:])},
-			producer: binary.BigEndian.Uint64(b[4:]),
-		}
-		count := uint64(binary.BigEndian.Uint32(b[12:]))
-		b = b[16:]
-		if uint64(len(b)) < count*24 || count == 0 {
-			return fmt.Errorf("producer windows: %d runs do not fit the snapshot (%v, producer %d)", count, key.stream, key.producer)
+			stream:   wal.StreamID{Kind: wal.Messages, Topic: s.Topic, Partition: s.Partition},
+			producer: s.ProducerID,
 		}
 		if d.windows[key] != nil {
-			return fmt.Errorf("producer windows: producer %d of %v appears twice", key.producer, key.stream)
+			return fmt.Errorf("producer windows: %v appears twice", s)
 		}
 		w := d.add(key)
-		for range count {
-			r := run{pseq: binary.BigEndian.Uint64(b), seq: wal.Sequence(binary.BigEndian.Uint64(b[8:])), n: binary.BigEndian.Uint64(b[16:])}
-			if r.n == 0 || r.pseq == 0 || (len(w.runs) > 0 && r.pseq != w.last+1) {
-				return fmt.Errorf("producer windows: runs of producer %d of %v are not consecutive", key.producer, key.stream)
-			}
-			w.runs = append(w.runs, r)
-			w.last = r.pseq + r.n - 1
+		for _, r := range s.Runs {
+			w.runs = append(w.runs, run{pseq: r.ProducerSeq, seq: wal.Sequence(r.Sequence), n: r.Count})
+			w.last = r.Last()
 			d.bytes += runCost
-			b = b[24:]
 		}
 		if d.bytes > d.limit {
 			d.evict(w)
 		}
-	}
-	return nil
+		return nil
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/mortarmq/mortarmq/engine/dedupsnap"
 	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/wal"
@@ -97,10 +98,8 @@ func dataDir(t *testing.T) string {
 		wal.Record{Sequence: 2, LeaderEpoch: 2, Value: metadata.AppendMutation(nil, created)}))
 	put("metadata/mmms-2-3.bin", snapshotFile("MMMS", 2, state.AppendSnapshot(nil)))
 
-	window := []byte{windowsVersion, 0, 3, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1}
-	for _, v := range []uint64{1, 7, 2} {
-		window = binary.BigEndian.AppendUint64(window, v)
-	}
+	window := dedupsnap.AppendWindow(dedupsnap.Append(nil), &dedupsnap.Window{Topic: 3, Partition: 1, ProducerID: 9,
+		Runs: []dedupsnap.Run{{ProducerSeq: 1, Sequence: 7, Count: 2}}})
 	put("journal/0/dedup.mmdd", snapshotFile("MMDD", 4, window))
 	put("layout.json", []byte("{}\n"))
 	return dir

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/mortarmq/mortarmq/engine/dedupsnap"
 	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/wal"
@@ -219,7 +220,7 @@ func (d *dumper) cursors(data []byte) error {
 }
 
 func (d *dumper) producers(data []byte) error {
-	err := walkProducerWindows(data, func(w *producerWindow) error {
+	err := dedupsnap.Decode(data, func(w *dedupsnap.Window) error {
 		l := make(list, len(w.Runs))
 		for i, r := range w.Runs {
 			l[i] = span(r.ProducerSeq, r.Count) + ":" + span(r.Sequence, r.Count)

@@ -25,20 +25,21 @@ var allowed = map[string][]string{
 	"ring":              {},
 	"wal":               {"ring", "protocol"},
 	"wal/simdisk":       {"wal", "ring"},
-	"engine":            {"protocol", "ring", "wal", "engine/coord", "engine/mpsc"},
+	"engine":            {"protocol", "ring", "wal", "engine/coord", "engine/dedupsnap", "engine/mpsc"},
 	"engine/coord":      {"protocol", "wal", "ring", "engine/group", "engine/ledger", "engine/metadata", "engine/mpsc", "engine/deadletter"},
 	"engine/group":      {"protocol"},
 	"engine/ledger":     {"protocol"},
 	"engine/metadata":   {"protocol"},
 	"engine/mpsc":       {},
 	"engine/deadletter": {"protocol"},
+	"engine/dedupsnap":  {},
 	"client":            {"protocol"},
 	"net/client":        {"protocol", "engine/coord"},
 	"net/admin":         {"protocol", "engine/coord", "engine"},
 }
 
 // pure packages do no I/O and know no time but what they are given.
-var pure = []string{"engine/group", "engine/ledger", "engine/metadata", "engine/deadletter", "engine/replica"}
+var pure = []string{"engine/group", "engine/ledger", "engine/metadata", "engine/deadletter", "engine/dedupsnap", "engine/replica"}
 
 var impure = []string{"os", "net", "sync", "sync/atomic", "syscall", "log", "log/slog", "math/rand", "context", "io/fs", "golang.org/x/sys/unix"}
 
