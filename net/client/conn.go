@@ -27,10 +27,12 @@ type conn struct {
 	id   uint64
 	srv  *Server
 	loop *loop
-	gc   gnet.Conn
-	fd   int
+	gc   gnet.Conn // nil once gnet has closed it
+	fd   int       // of gc, or a duplicate, see keepWriting; changed with the writing mutex held
 
 	// Of the loop.
+	eof         bool // the client has shut its side; seen by readInto
+	kept        bool // fd is our own: gnet has closed its side
 	phase       phase
 	announced   bool   // the engine has seen a request, so it hears of the close
 	polled      bool   // the poller knows the fd
@@ -269,8 +271,8 @@ func (c *conn) write() bool {
 		c.until = c.loop.now + c.srv.opts.Linger
 		// Closing now would answer bytes that the client is still sending with a reset, and a reset throws away what
 		// the client has not read yet: the error it should see. So only our side closes, and the loop goes on
-		// throwing away what comes until the client closes too.
-		return shutdownWrite(c.fd)
+		// throwing away what comes until the client closes too; it may have done so.
+		return !c.kept && shutdownWrite(c.fd)
 	}
 	return true
 }

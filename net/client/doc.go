@@ -8,7 +8,7 @@
 // package runs on the loop that owns the connection. The methods of coord.Client are the only ones that other goroutines
 // call; they touch what the connection's mutex guards, never the socket.
 //
-// gnet does the polling and the reading. Three things are done here instead, each for a reason:
+// gnet does the polling and the reading. Four things are done here instead, each for a reason:
 //   - Accepting. gnet's acceptor ends the whole engine when the process is out of file descriptors, and it cannot stop
 //     accepting while it goes on serving. Connections are accepted with package net and enrolled in the loops.
 //   - Writing. gnet copies what a socket does not take into a buffer without a bound and tells nobody when it has left.
@@ -16,6 +16,9 @@
 //     instance waits until it is writable again. gnet's own output buffer stays empty.
 //   - Waking. Instead of one task per connection and flush, connections with something to write gather in a list per
 //     loop, and one wake-up of the loop serves all of them.
+//   - The end of a client's side. gnet closes a connection when it reads the end. A client may shut its side behind its
+//     last request, though, and still wait for the answers: they leave through a duplicate of the descriptor, within
+//     AnswerGrace, and then the connection closes.
 //
 // # Requests and answers
 //

@@ -141,6 +141,7 @@ func (c *conn) readInto() bool {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil || n == 0:
+			c.eof = err == nil
 			return false
 		}
 		p.buf.b = p.buf.b[:have+n]
@@ -320,8 +321,10 @@ func (c *conn) logErr(payload []byte) {
 }
 
 func (c *conn) remote() string {
-	if addr := c.gc.RemoteAddr(); addr != nil {
-		return addr.String()
+	if c.gc != nil {
+		if addr := c.gc.RemoteAddr(); addr != nil {
+			return addr.String()
+		}
 	}
 	return "unknown"
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -111,7 +112,7 @@ func (l *loop) Run(context.Context) error {
 	for i, c := range list {
 		list[i] = nil
 		c.queued.Store(false) // before looking: what is queued from now on posts again
-		if c.gc != nil {
+		if c.gc != nil || c.kept {
 			l.settleOrClose(c)
 		}
 	}
@@ -177,18 +178,62 @@ func (l *loop) settleOrClose(c *conn) {
 	}
 }
 
-// destroy closes c's socket at once.
+// destroy closes c's socket at once. Errors of close(2) on a socket tell nothing that could be acted on.
 func (l *loop) destroy(c *conn) {
-	_ = l.gl.Close(c.gc) // errors of close(2) on a socket tell nothing that could be acted on
+	if !c.kept {
+		_ = l.gl.Close(c.gc)
+		return
+	}
+	fd := c.fd
+	l.closed(c)
+	_ = unix.Close(fd)
 }
 
-// closed lets go of c; gnet closes its socket afterwards.
+// keepWriting is called when gnet is about to close c because the client has shut its side, or closed the connection:
+// which of the two can't be told before something is written. What was asked is still answered, through a duplicate of the
+// descriptor. It returns false where nothing is owed.
+func (l *loop) keepWriting(c *conn) bool {
+	c.mu.Lock()
+	owed := c.next != c.answers.head || c.out.bytes > 0
+	c.mu.Unlock()
+	if !owed || c.phase != phaseOpen && c.phase != phaseClosing {
+		return false
+	}
+	fd, err := unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		l.srv.warn("a client that has shut its side gets no more answers: its socket can't be duplicated", slog.Any("error", err))
+		return false
+	}
+	l.now = l.srv.now()
+	l.srv.poller.forget(c)
+	c.writing.Lock()
+	c.fd, c.gc, c.kept, c.polled, c.blocked = fd, nil, true, false, false
+	c.writing.Unlock()
+	c.interruptPulls()
+	if l.submitted {
+		l.flush()
+	}
+	c.closing(l.now + l.srv.opts.AnswerGrace)
+	l.settleOrClose(c)
+	return true
+}
+
+// destroyKept closes the connections that gnet doesn't know any more.
+func (l *loop) destroyKept() {
+	l.wheel.each(func(c *conn) {
+		if c.kept {
+			l.destroy(c)
+		}
+	})
+}
+
+// closed lets go of c; its socket is closed afterwards.
 func (l *loop) closed(c *conn) {
 	l.conns--
 	l.wheel.remove(c)
 	l.srv.poller.forget(c)
 	c.release()
-	c.gc = nil
+	c.gc, c.kept = nil, false
 	if c.announced {
 		l.srv.opts.Handler.ClientClosed(c)
 	}

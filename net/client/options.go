@@ -57,8 +57,8 @@ type Options struct {
 	SlowConsumer time.Duration
 	// Linger is how long a closing connection may take to read its last bytes and to close its side, default 1 s.
 	Linger time.Duration
-	// AnswerGrace is how long a connection that broke the protocol still waits for the answers to its earlier
-	// requests, default 5 s.
+	// AnswerGrace is how long a connection that broke the protocol, or whose client has shut its side, still waits for
+	// the answers to its earlier requests, default 5 s.
 	AnswerGrace time.Duration
 
 	// MaxConnections bounds the connections; further ones are closed as soon as they are accepted. The default leaves

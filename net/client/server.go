@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -159,7 +160,9 @@ func (s *Server) shutdown(ctx context.Context) error {
 	close(s.stopTick)
 	s.ticks.Wait()
 	s.eachLoop((*loop).detach)
-	errs = append(errs, s.engine.Stop(), s.poller.stop())
+	errs = append(errs, s.engine.Stop())
+	s.eachLoop((*loop).destroyKept) // the loops have ended
+	errs = append(errs, s.poller.stop())
 	return errors.Join(errs...)
 }
 
@@ -269,8 +272,11 @@ func (s *Server) OnTraffic(g gnet.Conn) gnet.Action {
 }
 
 // OnClose implements gnet.EventHandler.
-func (s *Server) OnClose(g gnet.Conn, _ error) gnet.Action {
+func (s *Server) OnClose(g gnet.Conn, err error) gnet.Action {
 	c := g.Context().(*conn)
+	if (errors.Is(err, io.EOF) || c.eof) && c.loop.keepWriting(c) {
+		return gnet.None
+	}
 	c.loop.closed(c)
 	return gnet.None
 }
