@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
 
@@ -42,6 +43,8 @@ type Engine struct {
 	shards []*shard
 	stores []*storeLoop
 	coord  *coord.Coordinator
+	// sleeper is what the coordinator's goroutine sleeps on.
+	sleeper *ring.Sleeper
 
 	stopCoord context.CancelFunc
 	coordDone chan struct{}
@@ -67,7 +70,11 @@ func Open(opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{opts: opts, log: opts.Logger, started: time.Now(), coordDone: make(chan struct{})}
+	if e.sleeper, err = ring.NewSleeper(); err != nil {
+		return nil, err
+	}
 	e.coord = coord.New(coord.Options{
+		Sleeper:                 e.sleeper,
 		PartitionDefaultCount:   opts.PartitionDefaultCount,
 		DeliveryMaxAttempts:     opts.DeliveryMaxAttempts,
 		DeliveryLease:           opts.DeliveryLease,
@@ -249,6 +256,7 @@ func (e *Engine) start() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.stopCoord = cancel
 	go func() {
+		runtime.LockOSThread() // it sleeps in the kernel
 		defer close(e.coordDone)
 		if err := e.coord.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
 			e.failed(fmt.Errorf("coordinator: %w", err))
@@ -270,6 +278,9 @@ func (e *Engine) Close(ctx context.Context) error {
 	e.stopCoord()
 	if err := await(ctx, e.coordDone, "the coordinator"); err != nil {
 		return err
+	}
+	if err := e.sleeper.Close(); err != nil {
+		e.log.Warn("closing what the coordinator slept on", "err", err)
 	}
 	for _, s := range e.shards {
 		s.inbox.Push(message{kind: msgClose})
@@ -321,6 +332,7 @@ func (e *Engine) abandon() {
 		l.inbox.Push(storeMessage{kind: storeClose})
 		<-l.done
 	}
+	_ = e.sleeper.Close() // nothing was slept on
 }
 
 // failed keeps the first failure, for the health check, and has the coordinator refuse what can't be committed.

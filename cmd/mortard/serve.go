@@ -58,13 +58,13 @@ func serve(ctx context.Context, inv *invocation, stdout, stderr io.Writer) error
 	return errors.Join(err, b.stop())
 }
 
-// setProcs gives the scheduler a processor for each goroutine that spends its life in a system call: a shard and its
-// store. With as many processors as cores they compete for them each time a call returns, and the scheduler's monitor
+// setProcs gives the scheduler a processor for each goroutine that spends its life in a system call: a shard, its store,
+// and the coordinator. With as many processors as cores they compete for them each time a call returns, and the scheduler's monitor
 // has to take processors away from blocked threads; measured on 2 cores, that is a third of the CPU time of a lone
 // publish. A GOMAXPROCS in the environment is left as it is.
 func setProcs(shards int) {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2*max(shards, 1))
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2*max(shards, 1) + 1)
 	}
 }
 

@@ -39,6 +39,8 @@ type Options struct {
 	// Now is the monotonic time (since New) and WallMs the wall clock in Unix milliseconds (the machine's).
 	Now    func() time.Duration
 	WallMs func() uint64
+	// Sleeper is what Run's goroutine sleeps on; nil means a channel. Its owner closes it after Run.
+	Sleeper Sleeper
 	// Logger receives what an operator should know (nothing is logged).
 	Logger *slog.Logger
 }
@@ -52,6 +54,9 @@ func (o *Options) setDefaults() {
 	setDefault(&o.MetadataSnapshotRecords, 8192)
 	setDefault(&o.MetadataSnapshotBytes, 64<<20)
 	setDefault(&o.TailBytes, 64<<20)
+	if o.Sleeper == nil {
+		o.Sleeper = make(channelSleeper, 1)
+	}
 	if o.Now == nil {
 		start := time.Now()
 		o.Now = func() time.Duration { return time.Since(start) }
@@ -89,7 +94,8 @@ type Coordinator struct {
 
 	inbox *mpsc.Queue[event]
 	spare []event
-	wake  chan struct{}
+	// sleeper is what Run's goroutine sleeps on.
+	sleeper Sleeper
 	// queuedRequests and queuedBytes count what waits in the inbox, see Submit.
 	queuedRequests atomic.Int64
 	queuedBytes    atomic.Int64
@@ -131,7 +137,7 @@ func New(opts Options, log Log, store Store, place Placement, journals int) *Coo
 	opts.setDefaults()
 	c := &Coordinator{
 		opts: opts, log: log, store: store, placement: place, journals: journals, logger: opts.Logger,
-		wake:     make(chan struct{}, 1),
+		sleeper:  opts.Sleeper,
 		meta:     metadata.NewState(),
 		topics:   newTopicChanges(),
 		groups:   newGroupHosts(),
@@ -139,7 +145,7 @@ func New(opts Options, log Log, store Store, place Placement, journals int) *Coo
 		byHandle: make(map[uint64]*subscription),
 		refs:     make(map[uint64]pendingRequest),
 	}
-	c.inbox = mpsc.New[event](c.wakeUp)
+	c.inbox = mpsc.New[event](c.sleeper.Wake)
 	c.registry.Store(&Registry{})
 	c.delivery = newDelivery(c, deliveryDeps{
 		meta:      func() *metadata.State { return c.meta },
@@ -155,18 +161,18 @@ func New(opts Options, log Log, store Store, place Placement, journals int) *Coo
 // Registry returns the present picture of the topics. Any goroutine may call it.
 func (c *Coordinator) Registry() *Registry { return c.registry.Load() }
 
-func (c *Coordinator) wakeUp() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+// Sleeper is how the coordinator's goroutine waits, see ring.Sleeper.
+type Sleeper interface {
+	// Wake ends the present or the next Sleep. Any goroutine.
+	Wake()
+	// Sleep waits for Wake, or for timeout; negative: for ever. It may return early.
+	Sleep(timeout time.Duration)
 }
 
 // Run serves until ctx is done; it is the coordinator's goroutine. What is queued then is handled once more; what comes
 // later is refused. It returns nil then, and an error only where the coordinator can't go on.
 func (c *Coordinator) Run(ctx context.Context) error {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	defer context.AfterFunc(ctx, c.sleeper.Wake)()
 	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
 	c.proposeLeader()
 	for {
@@ -182,16 +188,11 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		if due && next <= c.now || !c.inbox.Sleep() {
 			continue
 		}
-		var expired <-chan time.Time
+		timeout := time.Duration(-1)
 		if due {
-			timer.Reset(max(next-c.opts.Now(), 0))
-			expired = timer.C
+			timeout = max(next-c.opts.Now(), 0)
 		}
-		select {
-		case <-c.wake:
-		case <-expired:
-		case <-ctx.Done():
-		}
+		c.sleeper.Sleep(timeout)
 		c.inbox.Awake()
 	}
 }
@@ -221,4 +222,27 @@ func (c *Coordinator) flush() {
 		c.dirty[i] = nil
 	}
 	c.dirty = c.dirty[:0]
+}
+
+// channelSleeper is the Sleeper of tests.
+type channelSleeper chan struct{}
+
+func (s channelSleeper) Wake() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
+func (s channelSleeper) Sleep(timeout time.Duration) {
+	var expired <-chan time.Time
+	if timeout >= 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		expired = timer.C
+	}
+	select {
+	case <-s:
+	case <-expired:
+	}
 }
