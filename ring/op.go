@@ -68,10 +68,14 @@ type Op struct {
 	// Off is the byte offset in the file.
 	Off int64
 	// Size is the length for Allocate and Truncate, the result of Stat and StatFS, in bytes.
-	Size  int64
-	Buf   []byte
-	Path  string
-	Path2 string
+	Size int64
+	Buf  []byte
+	// Inline has a data operation run as a plain system call, on the owner's thread, inside the next Poll or Wait, which
+	// blocks for it. For a small flush that the owner would only wait for, that is quicker than io_uring, where the
+	// completion takes two more threads: the kernel's worker that flushes, and the waker of the owner.
+	Inline bool
+	Path   string
+	Path2  string
 
 	// Done runs on the goroutine that drives the disk (inside Wait or Poll), once per Submit. Set it once, not per
 	// operation: a bound method value allocates.

@@ -108,7 +108,8 @@ type Ring struct {
 	stats  counters
 
 	// The owner's.
-	failed   opList
+	ended    opList // operations that did not go through the backend and are over
+	inline   opList // operations to run inside the next Poll or Wait
 	inflight int
 	err      error
 	driving  bool
@@ -188,6 +189,8 @@ func (r *Ring) Submit(op *Op) {
 	case !op.Kind.valid() || op.Off < 0:
 		// io_uring takes offset -1 for the file's position.
 		r.fail(op, unix.EINVAL)
+	case op.Kind.data() && op.Inline:
+		r.inline.push(op)
 	case op.Kind.data():
 		r.b.submit(op)
 	default:
@@ -198,7 +201,7 @@ func (r *Ring) Submit(op *Op) {
 // fail lets op end with an error at the next Poll or Wait.
 func (r *Ring) fail(op *Op, cause error) {
 	op.Err = opError(op, cause)
-	r.failed.push(op)
+	r.ended.push(op)
 }
 
 // complete ends an operation.
@@ -211,12 +214,13 @@ func (r *Ring) complete(op *Op) {
 	op.Done(op)
 }
 
-// Poll hands everything submitted to the kernel and runs Done of everything that is complete, without blocking. It
-// returns how many ran. What these submit goes to the kernel with the next Poll or Wait. An error of the ring itself is
-// returned by the next Wait.
+// Poll hands everything submitted to the kernel and runs Done of everything that is complete, without blocking but for
+// Inline operations. It returns how many ran. What these submit goes to the kernel with the next Poll or Wait. An error
+// of the ring itself is returned by the next Wait.
 func (r *Ring) Poll() int {
 	n := r.reap()
 	r.flush()
+	r.runInline()
 	return n + r.reap()
 }
 
@@ -230,6 +234,10 @@ func (r *Ring) Wait(timeout time.Duration) (int, error) {
 	var deadline time.Time
 	if timeout > 0 {
 		deadline = time.Now().Add(timeout)
+	}
+	if !r.inline.empty() {
+		r.flush() // the others are under way meanwhile
+		r.runInline()
 	}
 	for slept := false; ; {
 		n := r.reap()
@@ -305,9 +313,9 @@ func (r *Ring) reap() int {
 		panic("ring: Poll, Wait or Close called from Done")
 	}
 	r.driving = true
-	failed := r.failed
-	r.failed = opList{}
-	n := r.completeAll(failed) + r.completeAll(r.fin.take())
+	ended := r.ended
+	r.ended = opList{}
+	n := r.completeAll(ended) + r.completeAll(r.fin.take())
 	if !r.closed { // later there is no ring to look at
 		n += r.b.reap()
 	}
@@ -327,6 +335,14 @@ func (r *Ring) completeAll(l opList) int {
 func (r *Ring) flush() {
 	if r.err == nil && !r.closed {
 		r.err = r.b.flush()
+	}
+}
+
+// runInline runs the Inline operations.
+func (r *Ring) runInline() {
+	for op := r.inline.pop(); op != nil; op = r.inline.pop() {
+		transfer(op, &r.stats)
+		r.ended.push(op)
 	}
 }
 

@@ -15,7 +15,15 @@ import (
 type Sleeper struct {
 	mu sync.RWMutex // held for reading around each use of fd by Wake, for writing by Close
 	fd int          // -1 after Close
+
+	// Memory for the owner's system calls.
+	poll  [1]unix.PollFd
+	until unix.Timespec
+	count [8]byte
 }
+
+// wakeUp is what Wake writes: an eventfd adds it up in the machine's byte order, and anything but 0 wakes.
+var wakeUp = [8]byte{1}
 
 // NewSleeper returns a Sleeper; Close it.
 func NewSleeper() (*Sleeper, error) {
@@ -33,29 +41,27 @@ func (s *Sleeper) Wake() {
 	if s.fd < 0 {
 		return
 	}
-	one := [8]byte{1} // an eventfd adds what is written in the machine's byte order; anything but 0 wakes
 	for {
 		// EAGAIN means that the counter is full: the sleeper is being woken already.
-		if _, err := unix.Write(s.fd, one[:]); !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Write(s.fd, wakeUp[:]); !errors.Is(err, unix.EINTR) {
 			return
 		}
 	}
 }
 
-// Sleep blocks until Wake was called since the last Sleep returned, or until timeout has passed; negative means for ever. It may
-// return early. Only the owner calls it.
+// Sleep blocks until Wake was called since the last Sleep returned, or until timeout has passed; negative means for ever.
+// It may return early. Only the owner calls it.
 func (s *Sleeper) Sleep(timeout time.Duration) {
 	var until *unix.Timespec
 	if timeout >= 0 {
-		ts := unix.NsecToTimespec(timeout.Nanoseconds())
-		until = &ts
+		s.until = unix.NsecToTimespec(timeout.Nanoseconds())
+		until = &s.until
 	}
-	fds := [1]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}
-	if n, err := unix.Ppoll(fds[:], until, nil); err != nil || n == 0 {
+	s.poll[0] = unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN}
+	if n, err := unix.Ppoll(s.poll[:], until, nil); err != nil || n == 0 {
 		return
 	}
-	var count [8]byte
-	_, _ = unix.Read(s.fd, count[:]) // it was readable, and nobody else reads
+	_, _ = unix.Read(s.fd, s.count[:]) // it was readable, and nobody else reads
 }
 
 // Close gives the descriptor back. Only the owner calls it, after its last Sleep.

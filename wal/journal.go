@@ -21,6 +21,8 @@ const (
 	// DefaultMaxInFlight is how many rounds are at the device at once. A second one was measured to gain 10 % at 1 KiB,
 	// nothing at 100 B, and to cost latency at low rates.
 	DefaultMaxInFlight = 1
+	// DefaultInlineRoundBytes is the size up to which a round that is alone is written by the owner's own system call.
+	DefaultInlineRoundBytes = 64 << 10
 	// DefaultZeroBytesPerSec paces the zeroing of further files beside the commits.
 	DefaultZeroBytesPerSec = 100 << 20
 
@@ -56,6 +58,9 @@ type JournalOptions struct {
 	MaxRoundBytes int
 	// MaxInFlight is how many rounds may be at the device at once.
 	MaxInFlight int
+	// InlineRoundBytes is the size up to which a round that is alone at the device is written inside the disk's next Poll
+	// or Wait (ring.Op.Inline); negative: never.
+	InlineRoundBytes int
 	// ZeroBytesPerSec paces the preparation of further files.
 	ZeroBytesPerSec int64
 	// Pool provides the rounds' memory.
@@ -74,6 +79,7 @@ func (o JournalOptions) withDefaults() (JournalOptions, error) {
 	setDefault(&o.MaxFiles, max(DefaultMaxFiles, o.MinFiles))
 	setDefault(&o.MaxRoundBytes, DefaultMaxRoundBytes)
 	setDefault(&o.MaxInFlight, DefaultMaxInFlight)
+	setDefault(&o.InlineRoundBytes, DefaultInlineRoundBytes)
 	setDefault(&o.ZeroBytesPerSec, DefaultZeroBytesPerSec)
 	if o.Logger == nil {
 		o.Logger = slog.Default()

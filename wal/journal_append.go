@@ -216,6 +216,8 @@ func (j *Journal) submit(r *Round, start bool) {
 
 	r.file = j.cur
 	r.op.Kind, r.op.FD, r.op.Off, r.op.Buf = ring.WriteSync, j.cur.fd, j.curOff, r.buf[:r.padded]
+	// A small round that is alone at the device is written in place: the owner would only wait for it.
+	r.op.Inline = r.padded <= j.opts.InlineRoundBytes && len(j.flight) == 1
 	j.curOff += padded
 	j.disk.Submit(&r.op)
 }
