@@ -129,21 +129,25 @@ func TestCallbacks_SlowRevokeDoesNotHoldTheConfirmationForEver(t *testing.T) {
 	close(goOn)
 }
 
-func TestConsumer_EndsWhenItsGroupIsDeleted(t *testing.T) {
-	b := newFakeBroker(t)
-	b.addTopic("orders", 1)
-	var d diary
-	k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), d.callbacks())
-	eventually(t, b, "it is assigned", func() bool { return d.has("assign 0") })
-	b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
-		if op == protocol.OpHeartbeat {
-			return protocol.AppendErr(nil, protocol.CodeUnknownGroup, op, ""), true, false
-		}
-		return nil, false, false
-	})
-	err := k.Run(testContext(t), func(context.Context, *Message) error { return nil })
-	if code, _ := protocol.CodeOf(err); code != protocol.CodeUnknownGroup {
-		t.Errorf("Run returned %v", err)
+func TestConsumer_EndsWhenItsGroupOrTopicIsDeleted(t *testing.T) {
+	for _, deleted := range []protocol.ErrorCode{protocol.CodeUnknownGroup, protocol.CodeUnknownTopic} {
+		t.Run(deleted.Name(), func(t *testing.T) {
+			b := newFakeBroker(t)
+			b.addTopic("orders", 1)
+			var d diary
+			k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), d.callbacks())
+			eventually(t, b, "it is assigned", func() bool { return d.has("assign 0") })
+			b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
+				if op == protocol.OpHeartbeat {
+					return protocol.AppendErr(nil, deleted, op, ""), true, false
+				}
+				return nil, false, false
+			})
+			err := k.Run(testContext(t), func(context.Context, *Message) error { return nil })
+			if code, _ := protocol.CodeOf(err); code != deleted {
+				t.Errorf("Run returned %v", err)
+			}
+			eventually(t, b, "it hears of the end", func() bool { return d.has("revoke 0 lost=true") })
+		})
 	}
-	eventually(t, b, "it hears of the end", func() bool { return d.has("revoke 0 lost=true") })
 }

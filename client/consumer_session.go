@@ -200,7 +200,7 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 		case protocol.CodeUnknownMember: // removed: join anew
 			k.dropMembership()
 			return refusal
-		case protocol.CodeUnknownGroup: // deleted
+		case protocol.CodeUnknownGroup, protocol.CodeUnknownTopic: // deleted
 			return refusal
 		default:
 			if refusal.Code.Closes() {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	mathrand "math/rand/v2"
 	"sync"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -55,6 +56,7 @@ func (c *Client) NewProducer(ctx context.Context, topic string, opts ProducerOpt
 		parts: make([]*partition, t.Partitions),
 	}
 	p.out.init(&p.mu)
+	p.spread = mathrand.IntN(len(p.parts)) // many short-lived producers spread as well as one that lives long
 	id := p.newProducerID()
 	for i := range p.parts {
 		p.parts[i] = &partition{id: uint16(i), producerID: id, next: 1}
