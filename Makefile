@@ -71,8 +71,11 @@ crash: ## real mortard processes, built with the race detector too: kill -9, res
 soak: ## crash rounds with ever new seeds: make soak [DURATION=30m] [SEED=n]
 	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m)
 
-sim-long: ## model tests of 10 000 steps a seed: make sim-long [SEEDS=5000] [FIRST=n]
+sim-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make sim-long [SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)
+	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(SEEDS),1000)
+	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(SEEDS),1000)
+	MORTARMQ_FULL_TESTS=1 go test -count=1 -timeout 0 ./wal
 
 bench: build ## throughput and latency against a real mortard: make bench [PROFILE=1] [ARGS='--quick']
 	go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard $(if $(PROFILE),--profile) $(ARGS)
