@@ -252,6 +252,7 @@ func (s *shard) loop() {
 		if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
 			s.seal()
 		}
+		s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
 		now := s.eng.now()
 		next := s.journal.Step(now)
 		if s.nudgeAt != 0 {
