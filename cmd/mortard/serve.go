@@ -87,7 +87,7 @@ func (b *broker) start(ctx context.Context) error {
 		}
 		a := admin.New(admin.Options{Addr: c.ListenAdmin, Source: b.source, Metrics: c.MetricsEnabled, Logger: b.log})
 		if err := a.Start(ctx); err != nil {
-			return err
+			return fmt.Errorf("%w (the address is listen_admin, --listen-admin)", err)
 		}
 		b.admin = a
 	}
@@ -106,7 +106,7 @@ func (b *broker) start(ctx context.Context) error {
 		return err
 	}
 	if err := srv.Start(ctx); err != nil {
-		return err
+		return fmt.Errorf("%w (the address is listen_client, --listen-client)", err)
 	}
 	b.client = srv
 	b.source.client.Store(srv)

@@ -33,8 +33,11 @@ func (a *app) topicsCommand() *cobra.Command {
 	return group("topics", "Create, delete and list topics", a.topicsCreate(), a.topicsDelete(), a.topicsList())
 }
 
+// maxPartitions is the most that a topic can have; 0xFFFF on the wire asks for routing.
+const maxPartitions = 0xFFFF - 1
+
 func (a *app) topicsCreate() *cobra.Command {
-	var partitions uint16
+	var partitions int
 	var durability string
 	c := &cobra.Command{
 		Use:   "create NAME",
@@ -44,10 +47,13 @@ func (a *app) topicsCreate() *cobra.Command {
 Columns: created|existed|mismatch, topic_id. A mismatch (the topic exists with another number of partitions) exits with 4.`,
 		Args: cobra.ExactArgs(1),
 	}
-	c.Flags().Uint16Var(&partitions, "partitions", 0, "number of partitions, fixed for the topic's life; 0 takes what exists, or the broker's default")
+	c.Flags().IntVar(&partitions, "partitions", 0, "number of partitions, fixed for the topic's life; 0 takes what exists, or the broker's default")
 	c.Flags().StringVar(&durability, "durability", "", "what its publishes get by default: memory, local or quorum")
 	c.RunE = does(func(ctx context.Context, args []string) error {
-		opts := client.DeclareOptions{Partitions: partitions}
+		if partitions < 0 || partitions > maxPartitions {
+			return usagef("--partitions is %d: use 1 to %d, or 0 for the broker's default", partitions, maxPartitions)
+		}
+		opts := client.DeclareOptions{Partitions: uint16(partitions)}
 		if durability != "" {
 			if _, err := parseDurability(durability); err != nil {
 				return err
