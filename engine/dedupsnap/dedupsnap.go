@@ -102,7 +102,7 @@ func Decode(data []byte, visit func(w *Window) error) error {
 
 // follows tells whether a run may come behind others.
 func (r Run) follows(runs []Run) bool {
-	if r.ProducerSeq == 0 || r.Count == 0 || r.Count > math.MaxUint64-r.ProducerSeq {
+	if r.ProducerSeq == 0 || r.Sequence == 0 || r.Count == 0 || r.Count > math.MaxUint64-max(r.ProducerSeq, r.Sequence) {
 		return false
 	}
 	return len(runs) == 0 || r.ProducerSeq == runs[len(runs)-1].Last()+1
