@@ -223,7 +223,8 @@ func FuzzSnapshot(f *testing.F) {
 		if b.Load(data) != nil {
 			return
 		}
-		if again := b.AppendSnapshot(nil, 0, 0); !bytes.Equal(again, data) {
+		// An older version is read, but never written.
+		if again := b.AppendSnapshot(nil, 0, 0); data[0] == SnapshotVersion && !bytes.Equal(again, data) {
 			t.Fatalf("got\n%x\nwant\n%x", again, data)
 		}
 		var fx Effects
