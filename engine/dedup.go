@@ -51,6 +51,9 @@ const (
 	windowCost    = 160
 	runCost       = 24
 	dedupMaxBytes = 32 << 20
+	// smallRuns is a capacity for runs that isn't worth giving back: what is counted is their number, so where they become
+	// fewer their array may be a few times as large, but not as large as it ever was.
+	smallRuns = 16
 )
 
 // dedup holds the producer windows of one shard. It belongs to the shard's goroutine.
@@ -146,6 +149,9 @@ func (d *dedup) trim(w *window) {
 	}
 	w.runs = w.runs[:copy(w.runs, w.runs[drop:])]
 	d.bytes -= int64(drop) * runCost
+	if cap(w.runs) > smallRuns && len(w.runs) < cap(w.runs)/4 {
+		w.runs = append(make([]run, 0, 2*len(w.runs)), w.runs...)
+	}
 }
 
 func (d *dedup) add(key windowKey) *window {
@@ -185,8 +191,8 @@ func (d *dedup) drop(w *window) {
 	d.unlink(w)
 	delete(d.windows, w.key)
 	d.bytes -= windowCost + int64(len(w.runs))*runCost
-	if cap(w.runs) > protocol.ProducerWindow {
-		return // an unusually large array is not worth keeping
+	if cap(w.runs) > smallRuns {
+		w.runs = nil // the next user may need one run, and is counted with that
 	}
 	w.next = d.spare
 	d.spare = w

@@ -235,3 +235,39 @@ func TestDedup_SteadyStateDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations per 100 messages", n)
 	}
 }
+
+// TestDedupMemory: what a window is counted with is about what it holds, also once its runs have become fewer.
+func TestDedupMemory(t *testing.T) {
+	t.Parallel()
+	d := newDedup(1 << 20)
+	seq := wal.Sequence(0)
+	fill := func(topic uint16, producer uint64) {
+		key := windowKey{stream: wal.StreamID{Kind: wal.Messages, Topic: topic}, producer: producer}
+		var w *window
+		for pseq := uint64(1); pseq <= 3*protocol.ProducerWindow; pseq++ {
+			if seq++; pseq <= protocol.ProducerWindow {
+				seq++ // another producer's message lies between, so each is a run
+			}
+			w = d.record(w, key, pseq, seq)
+		}
+	}
+	for producer := range uint64(1000) {
+		fill(1, producer+1)
+	}
+	held := func() (bytes int64) {
+		for w := d.lru.next; w != &d.lru; w = w.next {
+			bytes += windowCost + int64(cap(w.runs))*runCost
+		}
+		for w := d.spare; w != nil; w = w.next {
+			bytes += windowCost + int64(cap(w.runs))*runCost
+		}
+		return bytes
+	}
+	if got := held(); got > 4*d.limit {
+		t.Errorf("windows hold %d bytes, the limit is %d (counted: %d)", got, d.limit, d.bytes)
+	}
+	d.dropTopic(1)
+	if got := held(); got > d.limit {
+		t.Errorf("dropped windows hold %d bytes, the limit is %d", got, d.limit)
+	}
+}
