@@ -257,6 +257,9 @@ func (d *delivery) closeSub(s *subscription, graceful bool) {
 	for p := con.pulls[0]; p != nil; p = con.pulls[0] {
 		d.finish(p, s.ended, s.endedText)
 	}
+	for con.ready.len() > 0 { // or each partition would be searched for among all
+		con.ready.pop().ready = false
+	}
 	for len(con.readers) > 0 {
 		d.detach(con.readers[len(con.readers)-1], graceful)
 	}

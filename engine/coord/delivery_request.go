@@ -204,8 +204,16 @@ func (d *delivery) checkPull(con *consumer, m *protocol.Pull) protocol.ErrorCode
 	case con.pulls[maxWaitingPulls-1] != nil:
 		return protocol.CodeMaxWaitingPulls
 	}
+	owns := con.owns
+	if len(m.OwnershipEpochs) > 16 { // up to 65 535, of as many partitions: not one search each
+		all := make(map[uint64]bool, len(con.readers))
+		for _, rd := range con.readers {
+			all[rd.epoch] = true
+		}
+		owns = func(epoch uint64) bool { return all[epoch] }
+	}
 	for _, epoch := range m.OwnershipEpochs {
-		if !con.owns(epoch) {
+		if !owns(epoch) {
 			return d.staleEpoch(s.group, epoch)
 		}
 	}
