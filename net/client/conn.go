@@ -72,6 +72,7 @@ type conn struct {
 	closed  bool
 	cut     bool // nothing more is queued: the last frame is there
 	above   bool // outstanding was above coord.OutboundPause
+	counted int  // of out.copied, in srv.outbound
 	answers answerRing
 	out     outQueue
 }
@@ -127,10 +128,26 @@ func (c *conn) account() {
 	if c.out.bytes > coord.OutboundPause {
 		c.above = true
 	}
-	if c.out.copied > c.srv.opts.MaxOutbound {
+	c.count(outboundGrain)
+	if c.out.copied > c.srv.opts.MaxOutbound || c.out.copied > minOutboundShare && c.srv.greedy(c.out.copied) {
 		c.srv.slowClosed.Add(1)
 		c.last(protocol.CodeSlowConsumer, 0, "")
 	}
+}
+
+// count adds what the queue's copied bytes have changed by to the sum of all connections, if that is at least grain. It
+// runs under the mutex.
+func (c *conn) count(grain int) {
+	if d := c.out.copied - c.counted; d >= grain || -d >= grain {
+		c.counted += d
+		c.srv.outbound.Add(int64(d))
+	}
+}
+
+// greedy tells whether all connections together have too much to send, and one with copied bytes more than its share.
+func (s *Server) greedy(copied int) bool {
+	limit := s.opts.OutboundBytes
+	return s.outbound.Load() > limit && int64(copied) > limit/max(s.connections.Load(), 1)
 }
 
 // Push implements coord.Client.
@@ -337,6 +354,9 @@ func (c *conn) copyBorrowed() {
 	}
 	c.mu.Lock()
 	done := c.out.replace(list, nil)
+	if !c.closed && !c.cut {
+		c.account()
+	}
 	c.mu.Unlock()
 	for _, owner := range done {
 		owner.Release()
@@ -351,6 +371,7 @@ func (c *conn) release() {
 	c.mu.Lock()
 	c.closed = true
 	done := c.out.drop(nil)
+	c.count(1)
 	c.answers = answerRing{head: c.answers.head}
 	c.out.segs = nil
 	c.outstanding.Store(0)

@@ -53,6 +53,7 @@ func (c *conn) taken(sent int, done []coord.Releaser) []coord.Releaser {
 	writable := false
 	c.mu.Lock()
 	done = c.out.consume(sent, done)
+	c.count(outboundGrain)
 	c.outstanding.Store(int64(c.out.bytes))
 	if c.above && c.out.bytes <= coord.OutboundPause/2 {
 		c.above, writable = false, true

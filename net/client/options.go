@@ -70,6 +70,9 @@ type Options struct {
 	// MaxOutbound bounds the copied bytes (answers and small pushes) that a connection has not taken yet, default
 	// 8 MiB. A connection above it is closed with 0x4007.
 	MaxOutbound int
+	// OutboundBytes bounds the copied bytes of all connections together, default 512 MiB. Above it a connection with more
+	// than its share (at least 64 KiB) is closed with 0x4007.
+	OutboundBytes int64
 	// PartialBytes bounds the memory for incomplete frames of all connections, default 512 MiB. The connection that
 	// would exceed it is closed with 0x4001.
 	PartialBytes int64
@@ -95,6 +98,10 @@ const (
 	turnBytes = 512 << 10
 	// unpinAfter is how long a full socket may keep memory of others waiting before what is left is copied.
 	unpinAfter = time.Second
+	// outboundGrain is what a connection's copied bytes change by before that is counted, minOutboundShare what a connection
+	// may have queued in any case.
+	outboundGrain    = 16 << 10
+	minOutboundShare = 64 << 10
 	// maxTick and minTick bound the resolution of the timers.
 	maxTick = 50 * time.Millisecond
 	minTick = time.Millisecond
@@ -115,6 +122,7 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.AnswerGrace, 5*time.Second)
 	setDefault(&o.MaxPending, 64<<10)
 	setDefault(&o.MaxOutbound, 8<<20)
+	setDefault(&o.OutboundBytes, 512<<20)
 	setDefault(&o.PartialBytes, 512<<20)
 	setDefault(&o.OwnedBytes, 512<<20)
 	if o.MaxConnections == 0 {

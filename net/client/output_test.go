@@ -301,6 +301,32 @@ func TestComplete_ProducerThatNeverReadsItsAnswersIsClosed(t *testing.T) {
 	}
 }
 
+// TestPush_ReadersThatNeverReadTogether: none of them has more than it may, but all together they would take what there is.
+func TestPush_ReadersThatNeverReadTogether(t *testing.T) {
+	e := holdHeartbeats(newFakeEngine(1))
+	const readers, each = 16, 1 << 20
+	s := serve(t, e, func(o *Options) { o.OutboundBytes = readers * each / 4; o.Linger = 50 * time.Millisecond })
+	value := bytes.Repeat([]byte{1}, 8<<10)
+	for range readers {
+		_, c := subscriber(t, s, e)
+		for range 2*each/len(value) + 1024 { // the socket takes some
+			c.Push(value)
+		}
+		c.Flush()
+		if sum := s.outbound.Load(); sum > s.opts.OutboundBytes+minOutboundShare*readers+int64(len(value)) {
+			t.Fatalf("%d bytes are queued, the bound is %d", sum, s.opts.OutboundBytes)
+		}
+	}
+	if s.Stats().SlowClosed == 0 {
+		t.Error("no connection was closed as slow")
+	}
+	for deadline := time.Now().Add(10 * time.Second); s.outbound.Load() > s.opts.OutboundBytes; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("what was queued is not given back")
+		}
+	}
+}
+
 func TestFlush_IsNeverLost(t *testing.T) {
 	e := holdHeartbeats(newFakeEngine(1))
 	s := serve(t, e, nil)

@@ -48,6 +48,7 @@ type Server struct {
 	busy         atomic.Uint64
 	bytesIn      atomic.Uint64
 	bytesOut     atomic.Uint64
+	outbound     atomic.Int64 // copied bytes that connections have not taken yet
 
 	lastWarn   atomic.Int64 // time of the last warning about a client, on the server's clock
 	suppressed atomic.Uint64
