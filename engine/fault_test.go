@@ -474,3 +474,39 @@ func (c *countingClient) Complete(_ uint64, frame []byte) {
 		c.done <- struct{}{}
 	}
 }
+
+// TestEngine_SpaceReserveHoldsBetweenLooks: the free space is looked up once, and what is written afterwards counts
+// nevertheless: a burst must not eat the reserve.
+func TestEngine_SpaceReserveHoldsBetweenLooks(t *testing.T) {
+	o := testOptions(t.TempDir())
+	var f faults
+	o.OpenDevice = f.open(t)
+	const room = 40 << 20
+	f.free.Store(spaceReserve + room)
+	looked := false
+	f.set(func(op *ring.Op) error { // the lock is held
+		if op.Kind != ring.StatFS {
+			return nil
+		}
+		if looked {
+			return unix.EIO
+		}
+		looked = true
+		return nil
+	})
+	e := mustOpen(t, o)
+	defer mustClose(t, e)
+	p := newPeer(t, e)
+	topic := p.declare("t", 1).TopicID
+	stored := 0
+	for stored < 4*room/1024 {
+		n, err := p.publishN(topic, stored, 64)
+		stored += n
+		if code, _ := protocol.CodeOf(err); code == protocol.CodeStorageHighWatermark {
+			return
+		} else if err != nil && code != protocol.CodeBackpressure {
+			t.Fatal(err)
+		}
+	}
+	t.Errorf("%d KiB were stored where there was room for %d", stored, room>>10)
+}

@@ -384,7 +384,7 @@ func (o *opener) spill() error {
 			return s.err
 		}
 		if len(s.space.list) > 0 {
-			return fmt.Errorf("recovery needs disk space for %d bytes of segments: make room and start again", s.pending)
+			return errors.New("recovery needs disk space to write what is only in the journal to its segments: make room and start again")
 		}
 		if err := o.disk.WaitOne(); err != nil {
 			return err

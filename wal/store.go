@@ -49,6 +49,8 @@ const (
 	statEvery = time.Second
 	// plentyBytes of free space need not be watched while nothing is written.
 	plentyBytes = 4 << 30
+	// statBytes written since are a reason to look it up at once: a second of publishing may take more than the reserve.
+	statBytes = 16 << 20
 )
 
 // StoreOptions configures a Store. Zero values mean the defaults, where there are any.
@@ -204,6 +206,7 @@ type Store struct {
 	dropSeq int
 
 	free     int64
+	spent    int64 // written since free was looked up, which it counts already
 	freeAt   time.Duration
 	freeBusy bool
 
@@ -285,7 +288,16 @@ func (s *Store) Durable() RoundNumber { return s.durable }
 // producers down where they are too many.
 func (s *Store) PendingBytes() int64 { return s.pending }
 
-// FreeBytes returns the space in bytes left on the file system, as of about a second ago; -1 before it is known.
+// spend counts bytes that are about to be written to files.
+func (s *Store) spend(n int) {
+	s.spent += int64(n)
+	if s.free > 0 {
+		s.free = max(s.free-int64(n), 0)
+	}
+}
+
+// FreeBytes returns the space in bytes left on the file system, as of about a second ago less what was written to segments
+// since; -1 before it is known.
 func (s *Store) FreeBytes() int64 { return s.free }
 
 // Sweeping tells whether a sweep is under way.
@@ -374,13 +386,13 @@ func (s *Store) paused() bool {
 
 // stepSpace looks the free space up.
 func (s *Store) stepSpace() {
-	if s.freeBusy || s.now < s.freeAt {
+	if s.freeBusy || s.now < s.freeAt && s.spent < statBytes {
 		return
 	}
 	s.freeBusy = true
 	s.do(ring.Op{Kind: ring.StatFS, Path: s.o.Dir}, func(op *ring.Op) {
 		s.freeBusy = false
-		s.freeAt = s.now + statEvery
+		s.freeAt, s.spent = s.now+statEvery, 0
 		if op.Err == nil {
 			s.free = op.Size
 		}

@@ -333,6 +333,7 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf [
 	seg := st.active
 	s.use(seg)
 	s.markDirty(seg, len(buf))
+	s.spend(len(buf))
 	if !st.unsealed && !s.pass.seal {
 		st.unsealed = true
 		s.unsealed = append(s.unsealed, st)
