@@ -640,7 +640,15 @@ func TestJournal_RunsOnARealRing(t *testing.T) {
 		}
 		w.sealed = sealed
 		for i := range 200 {
-			if err := w.append(testStreams[i%4], i*100); err != nil {
+			err := w.append(testStreams[i%4], i*100)
+			for errors.Is(err, ErrJournalFull) { // until the next file is made
+				j.Step(time.Duration(i) * time.Millisecond)
+				if _, err := rg.Wait(time.Millisecond); err != nil {
+					t.Fatal(err)
+				}
+				err = w.append(testStreams[i%4], i*100)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			j.Seal()
