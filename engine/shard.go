@@ -156,7 +156,8 @@ type shard struct {
 	ledgerSeq wal.Sequence   // last appended of the ledger stream
 	metaSeq   wal.Sequence   // last appended of the metadata stream
 	epoch     wal.Epoch
-	closing   bool
+	// closing: finish what is queued; ended: that is done.
+	closing, ended bool
 	// sweepBytes were committed since a sweep was last asked for.
 	sweepBytes int64
 	// quietBytes were handed over without a wake-up; at nudgeAt, if it is not 0, the wake-up is due.
@@ -247,32 +248,11 @@ func (s *shard) run(ready chan<- error) {
 
 func (s *shard) loop() {
 	for {
-		s.take()
-		s.encode()
-		if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
-			s.seal()
-		}
-		s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
-		now := s.eng.now()
-		next := s.journal.Step(now)
-		if s.nudgeAt != 0 {
-			if now >= s.nudgeAt {
-				s.nudge()
-			} else {
-				next = min(next, s.nudgeAt)
-			}
-		}
-		progress := s.disk.Poll() > 0
-		s.flushClients()
-		if progress {
-			continue
-		}
-		if s.closing && s.idle() {
-			s.nudge()
-			s.snapshot(s.journal.NextRound() - 1) // of the last round: nothing is in flight
+		progress, next := s.turn()
+		if s.ended {
 			return
 		}
-		if !s.inbox.Sleep() {
+		if progress || !s.inbox.Sleep() {
 			continue
 		}
 		if _, err := s.disk.Wait(s.timeout(next)); err != nil {
@@ -281,6 +261,34 @@ func (s *shard) loop() {
 		s.inbox.Awake()
 		s.flushClients()
 	}
+}
+
+// turn does everything that can be done without blocking. It reports whether something completed, so that there may be
+// more to do at once, and otherwise when there will be. After the last turn, ended is set.
+func (s *shard) turn() (progress bool, next time.Duration) {
+	s.take()
+	s.encode()
+	if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
+		s.seal()
+	}
+	s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
+	now := s.eng.now()
+	next = s.journal.Step(now)
+	if s.nudgeAt != 0 {
+		if now >= s.nudgeAt {
+			s.nudge()
+		} else {
+			next = min(next, s.nudgeAt)
+		}
+	}
+	progress = s.disk.Poll() > 0
+	s.flushClients()
+	if !progress && s.closing && s.idle() {
+		s.nudge()
+		s.snapshot(s.journal.NextRound() - 1) // of the last round: nothing is in flight
+		s.ended = true
+	}
+	return progress, next
 }
 
 // timeout is how long the shard may sleep: until the journal's next step, and not long while something is refused for a

@@ -49,11 +49,12 @@ type storeLoop struct {
 	free     atomic.Int64 // bytes free on the file system, -1 if unknown
 	sweepAsk atomic.Bool  // a sweep was asked for and has not begun
 
-	device  deviceRef
-	store   *wal.Store
-	spare   []storeMessage
-	closing bool
-	failed  bool
+	device deviceRef
+	store  *wal.Store
+	spare  []storeMessage
+	failed bool
+	// closing: write out and checkpoint; ended: that is done.
+	closing, ended bool
 }
 
 func newStoreLoop(e *Engine, id int) *storeLoop {
@@ -135,13 +136,8 @@ func (l *storeLoop) hook() {
 
 func (l *storeLoop) loop(d Device) {
 	for {
-		l.take()
-		next := l.store.Step(l.eng.now())
-		l.pending.Store(l.store.PendingBytes())
-		l.free.Store(l.store.FreeBytes())
-		l.check()
-		progress := d.Poll() > 0
-		if l.closing && (l.store.Closed() || l.failed) {
+		progress, next := l.turn(d)
+		if l.ended {
 			return
 		}
 		if progress || !l.inbox.Sleep() {
@@ -153,6 +149,18 @@ func (l *storeLoop) loop(d Device) {
 		}
 		l.inbox.Awake()
 	}
+}
+
+// turn does everything that can be done without blocking, see shard.turn.
+func (l *storeLoop) turn(d Device) (progress bool, next time.Duration) {
+	l.take()
+	next = l.store.Step(l.eng.now())
+	l.pending.Store(l.store.PendingBytes())
+	l.free.Store(l.store.FreeBytes())
+	l.check()
+	progress = d.Poll() > 0
+	l.ended = l.closing && (l.store.Closed() || l.failed)
+	return progress, next
 }
 
 func (l *storeLoop) take() {
