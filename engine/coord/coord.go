@@ -34,6 +34,8 @@ type Options struct {
 	MetadataSnapshotBytes   int64
 	// TailBytes is how much of the recently committed rounds delivery may keep in memory once they are written (64 MiB).
 	TailBytes int64
+	// Standby has Run stand by: another node leads, see Lead.
+	Standby bool
 	// Seed feeds the jitter of retries; 0 takes one from the clock.
 	Seed uint64
 	// Now is the monotonic time (since New) and WallMs the wall clock in Unix milliseconds (the machine's).
@@ -118,6 +120,9 @@ type Coordinator struct {
 	quarantined string
 	readOnly    string
 	logFailed   string
+	// standby: another node leads; standbyErr is why this one can't. deposed: it led once.
+	standby, deposed bool
+	standbyErr       error
 
 	topics topicChanges
 	groups groupHosts
@@ -138,6 +143,7 @@ func New(opts Options, log Log, store Store, place Placement, journals int) *Coo
 	c := &Coordinator{
 		opts: opts, log: log, store: store, placement: place, journals: journals, logger: opts.Logger,
 		sleeper:  opts.Sleeper,
+		standby:  opts.Standby,
 		meta:     metadata.NewState(),
 		topics:   newTopicChanges(),
 		groups:   newGroupHosts(),
@@ -173,8 +179,7 @@ type Sleeper interface {
 // later is refused. It returns nil then, and an error only where the coordinator can't go on.
 func (c *Coordinator) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, c.sleeper.Wake)()
-	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
-	c.proposeLeader()
+	c.begin()
 	for {
 		next, due := c.turn()
 		if ctx.Err() != nil {
@@ -197,6 +202,16 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 }
 
+// begin is what comes before the first turn.
+func (c *Coordinator) begin() {
+	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	if c.standby {
+		c.publishRegistry()
+		return
+	}
+	c.proposeLeader()
+}
+
 // turn handles everything that is queued and due, and returns when something will be due next (false: nothing will).
 func (c *Coordinator) turn() (next time.Duration, due bool) {
 	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
@@ -205,6 +220,11 @@ func (c *Coordinator) turn() (next time.Duration, due bool) {
 		c.handle(&events[i])
 	}
 	c.spare = events
+	if c.standby || c.deposed {
+		c.delivery.compact()
+		c.flush()
+		return 0, false
+	}
 	next, due = c.tickGroups()
 	if at := c.delivery.tick(c.now); at != 0 && (!due || at < next) {
 		next, due = at, true

@@ -235,6 +235,15 @@ func (d *delivery) checkpoint(l *ledgerLog) {
 	l.sinceBytes, l.sinceRecords = 0, 0
 }
 
+// compact implements deliverer.
+func (d *delivery) compact() {
+	for _, l := range d.ledgers {
+		if l.checkpointDue() {
+			d.checkpoint(l)
+		}
+	}
+}
+
 // restore implements deliverer.
 func (d *delivery) restore(journal int, position uint64, snapshot []byte) error {
 	l := d.ledgers[journal]

@@ -78,6 +78,9 @@ func (d *delivery) addTail(journal int, r *wal.Round) {
 	d.trimTail()
 }
 
+// follow implements deliverer.
+func (d *delivery) follow(journal int, r *wal.Round) { d.addTail(journal, r) }
+
 // trimTail drops the oldest rounds that are written out while more is kept than the budget (Options.TailBytes) allows.
 // Others are kept beyond it: they are nowhere else to be read.
 func (d *delivery) trimTail() {

@@ -33,6 +33,8 @@ const (
 	evStats
 	evLogFailed
 	evRefused
+	evLead
+	evDepose
 )
 
 // event is one item of the inbox.
@@ -47,6 +49,8 @@ type event struct {
 	stats   chan<- *Stats
 	text    string
 	id      uint64
+	epoch   wal.Epoch
+	served  func(error)
 }
 
 // Submit hands over a batch of requests; the batch belongs to the coordinator afterwards.
@@ -148,7 +152,14 @@ func (c *Coordinator) handle(ev *event) {
 	case evBatch:
 		c.batch(ev.batch)
 	case evRound:
-		c.round(ev.journal, ev.round)
+		switch {
+		case c.deposed:
+			ev.round.Release()
+		case c.standby:
+			c.follow(ev.journal, ev.round)
+		default:
+			c.round(ev.journal, ev.round)
+		}
 	case evWritten:
 		c.delivery.written(ev.journal, ev.number)
 	case evRead:
@@ -165,12 +176,20 @@ func (c *Coordinator) handle(ev *event) {
 		c.logHasFailed(ev.text)
 	case evRefused:
 		c.delivery.refused(ev.id, ev.text)
+	case evLead:
+		c.lead(ev.epoch, ev.served)
+	case evDepose:
+		c.depose(ev.text)
 	}
 }
 
 func (c *Coordinator) batch(b *Batch) {
 	c.queuedRequests.Add(-int64(len(b.Requests)))
 	c.queuedBytes.Add(-int64(len(b.Data)))
+	if c.standby || c.deposed {
+		refuse(b, protocol.CodeStaleLeaderEpoch, "this node does not lead the cluster")
+		return
+	}
 	for i := range b.Requests {
 		r := &b.Requests[i]
 		c.request(r, b.Payload(r))

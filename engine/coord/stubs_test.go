@@ -195,6 +195,8 @@ func (d *stubDelivery) interrupt(c Client)                    { d.say("interrupt
 func (d *stubDelivery) tick(time.Duration) time.Duration      { return d.next }
 func (d *stubDelivery) restore(int, uint64, []byte) error     { return nil }
 func (d *stubDelivery) replay(int, *wal.Record) error         { return nil }
+func (d *stubDelivery) follow(int, *wal.Round)                {}
+func (d *stubDelivery) compact()                              {}
 func (d *stubDelivery) bounds(_, _ uint16, _, _ wal.Sequence) {}
 func (d *stubDelivery) recovered() error                      { d.say("recovered"); return nil }
 func (d *stubDelivery) groupStats(g *GroupStats)              { g.Parts[0].Lag, g.Lag = 7, 7 }

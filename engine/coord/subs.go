@@ -113,6 +113,10 @@ type deliverer interface {
 	replay(journal int, r *wal.Record) error
 	bounds(topic, partition uint16, first, last wal.Sequence)
 	recovered() error
+	// follow takes the messages of a round that was committed while another node leads, after its ledger records were
+	// replayed and its metadata folded; compact bounds what a start has to replay. Both come between bounds and recovered.
+	follow(journal int, r *wal.Round)
+	compact()
 
 	// groupStats and topicStats fill in what delivery knows; the identifying fields are set by the caller.
 	groupStats(g *GroupStats)

@@ -1,0 +1,110 @@
+package coord
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// A coordinator stands by while another node leads the cluster: it folds the rounds that are committed, exactly as recovery
+// does with those it finds on the disk, and serves nobody. Standing by is a recovery that goes on; Lead ends it.
+
+// Lead tells, once and after the last round of earlier epochs was given to CommitRound, that this node leads from now on
+// in the epoch e. served is called on the coordinator's goroutine when requests can be handled, with the error that keeps
+// them from it otherwise.
+func (c *Coordinator) Lead(e wal.Epoch, served func(error)) {
+	c.inbox.Push(event{kind: evLead, epoch: e, served: served})
+}
+
+// Depose tells that this node leads no more: whoever waits for a commit is answered, all connections with a session are
+// closed with 0x6005 and the text, which names the leader where it is known. Nothing is served afterwards; what is
+// committed is not folded any more either, since what was proposed here may never be. The engine is opened anew.
+func (c *Coordinator) Depose(text string) {
+	c.inbox.Push(event{kind: evDepose, text: text})
+}
+
+// lead ends standing by.
+func (c *Coordinator) lead(e wal.Epoch, served func(error)) {
+	if !c.standby {
+		served(fmt.Errorf("the coordinator leads in epoch %d already", c.epoch))
+		return
+	}
+	c.epoch = e
+	if err := c.standbyErr; err != nil {
+		served(err)
+		return
+	}
+	c.standby = false
+	if err := c.Recovered(); err != nil {
+		served(err)
+		return
+	}
+	c.proposeLeader()
+	served(nil)
+}
+
+// depose ends serving.
+func (c *Coordinator) depose(text string) {
+	if c.deposed {
+		return
+	}
+	c.deposed = true
+	c.stopping.Store(true)
+	c.logHasFailed(text)
+	ids := make([]uint64, 0, len(c.sessions))
+	for id := range c.sessions {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	for _, id := range ids {
+		c.sessions[id].client.Shut(protocol.CodeStaleLeaderEpoch, 0, text)
+	}
+}
+
+// follow folds a committed round while standing by. What can't be folded is kept as the reason why this node can't lead.
+func (c *Coordinator) follow(journal int, r *wal.Round) {
+	defer r.Release()
+	if c.standbyErr != nil {
+		return
+	}
+	var rec wal.Record
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind != wal.Ledger && e.Stream.Kind != wal.Metadata {
+			continue
+		}
+		for data := r.Data(e); len(data) > 0; {
+			data = data[wal.PeekRecord(data, &rec):]
+			var err error
+			if e.Stream.Kind == wal.Ledger {
+				err = c.delivery.replay(journal, &rec)
+			} else {
+				err = c.followMetadata(&rec)
+			}
+			if err != nil {
+				c.standbyErr = err
+				c.logger.Error("what the leader has committed can't be folded here: this node can't lead before its data is made again from the others", "journal", journal, "err", err)
+				return
+			}
+		}
+	}
+	c.delivery.follow(journal, r)
+	c.saveMetadata()
+}
+
+// followMetadata folds a record of the metadata log and carries out what it means for the files.
+func (c *Coordinator) followMetadata(rec *wal.Record) error {
+	if err := c.ReplayMetadata(rec); err != nil {
+		return err
+	}
+	if m, err := metadata.DecodeMutation(rec.Value); err == nil {
+		if t, ok := m.(*metadata.TopicDeleted); ok {
+			c.delivery.topicDeleted(t.Topic)
+			c.store.DropTopic(t.Topic)
+		}
+	}
+	return nil
+}
