@@ -102,9 +102,12 @@ type Coordinator struct {
 	queuedRequests atomic.Int64
 	queuedBytes    atomic.Int64
 
-	// now and wallMs are set at the start of each turn of the loop.
-	now    time.Duration
-	wallMs uint64
+	// real, now and wallMs are set at the start of each turn of the loop. now is the clock of leases, sessions and retries:
+	// real less the time for which it was frozen, see Freeze.
+	real, now time.Duration
+	wallMs    uint64
+	// frozen is why nothing can be committed for the time being; empty: it can.
+	frozen string
 	epoch  wal.Epoch
 
 	delivery deliverer
@@ -195,7 +198,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		}
 		timeout := time.Duration(-1)
 		if due {
-			timeout = max(next-c.opts.Now(), 0)
+			timeout = max(next-c.now-(c.opts.Now()-c.real), 0)
 		}
 		c.sleeper.Sleep(timeout)
 		c.inbox.Awake()
@@ -204,7 +207,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 
 // begin is what comes before the first turn.
 func (c *Coordinator) begin() {
-	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	c.readClocks()
 	if c.standby {
 		c.publishRegistry()
 		return
@@ -212,9 +215,18 @@ func (c *Coordinator) begin() {
 	c.proposeLeader()
 }
 
+// readClocks sets what a turn takes for the time.
+func (c *Coordinator) readClocks() {
+	real := c.opts.Now()
+	if c.frozen == "" {
+		c.now += real - c.real
+	}
+	c.real, c.wallMs = real, c.opts.WallMs()
+}
+
 // turn handles everything that is queued and due, and returns when something will be due next (false: nothing will).
 func (c *Coordinator) turn() (next time.Duration, due bool) {
-	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	c.readClocks()
 	events := c.inbox.Drain(c.spare)
 	for i := range events {
 		c.handle(&events[i])

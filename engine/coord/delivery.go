@@ -102,7 +102,7 @@ func (d *delivery) bounds(topic, id uint16, first, last wal.Sequence) {
 
 // recovered implements deliverer.
 func (d *delivery) recovered() error {
-	d.c.now, d.c.wallMs = d.c.opts.Now(), d.c.opts.WallMs()
+	d.c.readClocks()
 	if d.c.quarantined != "" {
 		return nil // nobody knows which groups there are: the cursors stay as they are
 	}
@@ -433,7 +433,7 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 		d.effects(l)
 	}
 	next = earliest(next, d.resume(now))
-	for len(d.waiting) > 0 && d.waiting[0].deadline <= now {
+	for len(d.waiting) > 0 && d.waiting[0].deadline <= d.c.real {
 		p := d.waiting[0]
 		d.waiting.remove(p)
 		p.expired = true
@@ -443,7 +443,7 @@ func (d *delivery) tick(now time.Duration) (next time.Duration) {
 	d.serveTurn()
 	next = earliest(next, d.serveLetters(now))
 	if len(d.waiting) > 0 {
-		next = earliest(next, d.waiting[0].deadline)
+		next = earliest(next, max(d.waiting[0].deadline-d.c.real+now, 1))
 	}
 	for _, l := range d.ledgers {
 		d.propose(l)

@@ -177,7 +177,7 @@ func (d *delivery) onPull(r *Request) {
 	p := d.newPull()
 	*p = pull{
 		con: con, req: r.Req, maxMsgs: uint32(m.MaxMsgs), maxBytes: uint64(m.MaxBytes), minBytes: uint64(m.MinBytes),
-		deadline: d.c.now + min(time.Duration(m.WaitMs)*time.Millisecond, maxWait), latest: d.c.now + maxWait,
+		deadline: d.c.real + min(time.Duration(m.WaitMs)*time.Millisecond, maxWait), latest: d.c.real + maxWait,
 	}
 	r.Client.Pulls().Add(1)
 	if con.pulls[0] == nil {
@@ -185,7 +185,7 @@ func (d *delivery) onPull(r *Request) {
 	} else {
 		con.pulls[1] = p
 	}
-	if p.deadline > d.c.now {
+	if p.deadline > d.c.real {
 		d.waiting.push(p)
 	} else {
 		p.expired = true

@@ -126,7 +126,7 @@ func newRig(t testing.TB, partitions uint16, adjust func(*Options)) *rig {
 func (r *rig) start() {
 	r.c = New(r.opts, r.journal, r.store, func(uint16, uint16) int { return 0 }, 1)
 	r.c.epoch = r.epoch
-	r.c.now, r.c.wallMs = r.now, r.wallMs
+	r.c.real, r.c.now, r.c.wallMs = r.now, r.now, r.wallMs
 	r.publishTopics()
 	r.d = r.c.delivery.(*delivery)
 	r.d.deps.meta = func() *metadata.State { return r.meta }
@@ -188,7 +188,7 @@ func (r *rig) restart() {
 
 // turn is one turn of the coordinator's loop, without its inbox.
 func (r *rig) turn() {
-	r.c.now, r.c.wallMs = r.now, r.wallMs
+	r.c.real, r.c.now, r.c.wallMs = r.now, r.now, r.wallMs
 	for range 1000 {
 		next := r.d.tick(r.now)
 		r.c.flush()
@@ -243,7 +243,7 @@ func (r *rig) round(runs ...wal.TestRun) *wal.Round {
 	}
 	j.number++
 	rd := wal.NewTestRound(r.pool, r.epoch, j.number, runs...)
-	r.c.now, r.c.wallMs = r.now, r.wallMs
+	r.c.real, r.c.now, r.c.wallMs = r.now, r.now, r.wallMs
 	r.d.round(0, rd)
 	rd.Release()
 	return rd
@@ -509,7 +509,7 @@ func (c *fakeClient) want(n int) []protocol.Msg {
 // send hands a request to delivery, as the coordinator does.
 func (c *fakeClient) send(op protocol.Op, frame []byte) uint64 {
 	c.req++
-	c.rig.c.now, c.rig.c.wallMs = c.rig.now, c.rig.wallMs
+	c.rig.c.real, c.rig.c.now, c.rig.c.wallMs = c.rig.now, c.rig.now, c.rig.wallMs
 	c.rig.d.request(&Request{Client: c, Req: c.req, Op: op}, frame[protocol.HeaderSize:])
 	return c.req
 }

@@ -114,7 +114,7 @@ func (d *delivery) answerPull(p *pull, why stop, big *reader) bool {
 			}
 			// It gets what the disk has, if that comes in time: without it a reader of old messages that does not wait
 			// would never get any.
-			if p.latest > d.c.now {
+			if p.latest > d.c.real {
 				p.expired, p.deadline = false, p.latest
 				d.waiting.push(p)
 				return false

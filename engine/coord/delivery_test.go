@@ -934,7 +934,7 @@ func TestDelivery_LargePullGoesOnOverManyTurns(t *testing.T) {
 		r.publish(0, make([]byte, 10_000))
 	}
 	req := cl.pull(s, func(p *protocol.Pull) { p.MaxBytes = 2_000_000 })
-	r.c.now = r.now
+	r.c.real, r.c.now = r.now, r.now
 	if next := r.d.tick(r.now); next != r.now {
 		t.Fatalf("after one turn the next one is at %v", next)
 	}

@@ -35,6 +35,7 @@ const (
 	evRefused
 	evLead
 	evDepose
+	evFreeze
 )
 
 // event is one item of the inbox.
@@ -180,6 +181,8 @@ func (c *Coordinator) handle(ev *event) {
 		c.lead(ev.epoch, ev.served)
 	case evDepose:
 		c.depose(ev.text)
+	case evFreeze:
+		c.frozen = ev.text
 	}
 }
 
@@ -226,6 +229,10 @@ func (c *Coordinator) request(r *Request, payload []byte) {
 	case protocol.OpAck, protocol.OpNack:
 		if c.logFailed != "" {
 			c.answerErr(r.Client, r.Req, r.Op, protocol.CodeReadOnlyDegraded, journalFailed)
+			return
+		}
+		if c.frozen != "" {
+			c.answerErr(r.Client, r.Req, r.Op, protocol.CodeReadOnlyDegraded, c.frozen)
 			return
 		}
 		c.delivery.request(r, payload)

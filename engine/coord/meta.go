@@ -64,6 +64,9 @@ func (c *Coordinator) writable() error {
 	if c.logFailed != "" {
 		return fmt.Errorf("%s: %w", journalFailed, protocol.CodeMetadataReadOnly)
 	}
+	if c.frozen != "" {
+		return fmt.Errorf("%s: %w", c.frozen, protocol.CodeMetadataReadOnly)
+	}
 	return nil
 }
 
@@ -252,7 +255,7 @@ func (c *Coordinator) Epoch(e wal.Epoch) { c.epoch = e }
 // Recovered ends recovery, after the last replay: all connections are gone, what was in flight returns without using an
 // attempt.
 func (c *Coordinator) Recovered() error {
-	c.now, c.wallMs = c.opts.Now(), c.opts.WallMs()
+	c.readClocks()
 	if c.quarantined != "" {
 		// Which groups there are is not known, so no cursor may be taken for that of a deleted one.
 		return nil

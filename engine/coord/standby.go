@@ -26,6 +26,13 @@ func (c *Coordinator) Depose(text string) {
 	c.inbox.Push(event{kind: evDepose, text: text})
 }
 
+// Freeze tells that nothing can be committed for the time being, and why; an empty text ends it. Meanwhile ACK and NACK
+// get 0x6002, what would change metadata 0x2003, both with the text; PULL goes on up to what is committed. The clock of
+// leases, sessions and retries stands still: nobody is punished for what could not be put on record.
+func (c *Coordinator) Freeze(text string) {
+	c.inbox.Push(event{kind: evFreeze, text: text})
+}
+
 // lead ends standing by.
 func (c *Coordinator) lead(e wal.Epoch, served func(error)) {
 	if !c.standby {
