@@ -359,10 +359,11 @@ func (s *Store) nextStep() time.Duration {
 	if s.pauseUntil > s.now && (s.pass.active || s.sweep.phase != sweepIdle || len(s.drops) > 0) {
 		at(s.pauseUntil)
 	}
-	if s.pending > 0 && !s.pass.active {
+	// What is due already waits for something at the disk: a pass for its writes, a sweep for the pass before it.
+	if s.pending > 0 && !s.pass.active && s.dirty < s.o.MaxDirtyBytes {
 		at(s.oldest + s.o.WriteOutEvery)
 	}
-	if s.unswept() && s.sweep.phase == sweepIdle {
+	if s.unswept() && !s.pass.active && s.sweep.phase == sweepIdle {
 		at(s.lastSweep + s.o.SweepEvery)
 	}
 	at(s.space.next())

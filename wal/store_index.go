@@ -62,7 +62,7 @@ func (s *Store) loadIndex(seg *segment, then func(*segIndex, error)) {
 		return
 	}
 	l := &indexLoad{s: s, seg: seg, active: seg == st.active}
-	if seg == st.readSeg && seg != st.active {
+	if seg == st.readSeg && seg != st.active && (st.inPass || st.inflight > 0) {
 		// It was filled just now, and writes to it may still be on their way.
 		st.settling = append(st.settling, l)
 		return
@@ -82,12 +82,18 @@ type indexLoad struct {
 
 // failLoads ends the loads that wait for writes of a store that has failed.
 func (s *Store) failLoads() {
-	for _, st := range s.order {
-		loads := st.settling
-		st.settling = nil
-		for _, l := range loads {
-			l.finish(nil, s.err)
+	fail := func(streams []*stream) {
+		for _, st := range streams {
+			loads := st.settling
+			st.settling = nil
+			for _, l := range loads {
+				l.finish(nil, s.err)
+			}
 		}
+	}
+	fail(s.order)
+	for _, d := range s.drops {
+		fail(d.streams)
 	}
 }
 

@@ -116,6 +116,9 @@ func (s *Store) endPass() {
 
 // advance does what can be done for a stream of the pass: it writes what waits, opening and beginning files as needed.
 // What it starts may end at once and call it again; the outermost call does the work.
+//
+// The pass goes on behind that work, not within it: the stream may be the last one of its pass and at once part of the
+// next, which has to find it at rest.
 func (s *Store) advance(st *stream) {
 	if st.advancing {
 		return
@@ -124,6 +127,7 @@ func (s *Store) advance(st *stream) {
 	for s.err == nil && !st.busy && s.advanceOnce(st) {
 	}
 	st.advancing = false
+	s.pumpPass()
 }
 
 // advanceOnce does the next thing for a stream. It returns false where the stream has to wait or has left the pass.
@@ -170,7 +174,7 @@ func (s *Store) rollDue(st *stream) bool {
 	return r.roll || st.off+int64(len(r.data)) > limit
 }
 
-// leavePass ends a stream's part in the pass; its writes may still be under way.
+// leavePass ends a stream's part in the pass; its writes may still be under way. Only advanceOnce calls it.
 func (s *Store) leavePass(st *stream) {
 	st.inPass = false
 	s.letGo(st)
@@ -179,7 +183,6 @@ func (s *Store) leavePass(st *stream) {
 		st.sealed = checkpoint{Next: st.wnext, Base: st.active.base, Offset: uint32(st.off), LastMs: st.lastMs}
 	}
 	s.settle(st)
-	s.pumpPass()
 }
 
 // settle moves what can be read behind the stream's last completed write.
@@ -347,8 +350,11 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf [
 	s.disk.Submit(&p.op)
 }
 
-// markDirty makes the next sweep flush a file.
+// markDirty makes the next sweep flush a file. Until then it stays open, see release.
 func (s *Store) markDirty(seg *segment, n int) {
+	if seg.idle {
+		s.idle.remove(seg)
+	}
 	seg.dirty += int64(n)
 	s.dirty += int64(n)
 	if !seg.queued {
