@@ -64,12 +64,12 @@ race: ## unit tests under the race detector
 fuzz: ## every fuzz target for FUZZTIME (2s)
 	tools/fuzz $(FUZZTIME)
 
-crash: ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data
-	go test -count=1 -timeout 10m ./tests/...
-	go test -race -count=1 -short -timeout 10m ./tests/...
+crash: ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data, frozen members
+	go test -parallel 4 -count=1 -timeout 10m ./tests/...
+	go test -parallel 4 -race -count=1 -short -timeout 10m ./tests/...
 
-soak: ## crash rounds with ever new seeds: make soak [DURATION=30m] [SEED=n]
-	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m)
+soak: ## crash rounds and groups under stress with ever new seeds: make soak [DURATION=30m] [SEED=n] [ARGS='--race --only groups']
+	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m) $(ARGS)
 
 sim-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make sim-long [SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)

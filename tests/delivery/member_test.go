@@ -23,7 +23,11 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		if mortard, err = harness.BuildMortard(dir, false); err != nil {
+		if raceEnabled {
+			// A broker that finds a race ends at once, which is noticed although most brokers here end by a kill.
+			os.Setenv("GORACE", "halt_on_error=1 atexit_sleep_ms=0")
+		}
+		if mortard, err = harness.BuildMortard(dir, raceEnabled); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

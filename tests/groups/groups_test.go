@@ -22,6 +22,7 @@ import (
 var mortard string
 
 func TestMain(m *testing.M) {
+	RunIfMember()
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "mortarmq-groups-")
 		if err != nil {
@@ -29,7 +30,11 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		if mortard, err = harness.BuildMortard(dir, false); err != nil {
+		if raceEnabled {
+			// A broker that finds a race ends at once, which is noticed although most brokers here end by a kill.
+			os.Setenv("GORACE", "halt_on_error=1 atexit_sleep_ms=0")
+		}
+		if mortard, err = harness.BuildMortard(dir, raceEnabled); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -65,12 +70,13 @@ type world struct {
 
 func newWorld(t *testing.T, partitions int) *world {
 	t.Helper()
-	d, err := harness.Start(t.Context(), harness.Options{Binary: mortard, DataDir: t.TempDir()})
+	addr := harness.LastingAddr()
+	d, err := harness.Start(t.Context(), harness.Options{Binary: mortard, DataDir: t.TempDir(), Config: map[string]any{"listen_client": addr}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Kill)
-	w := &world{t: t, d: d, addr: d.ClientAddr, partitions: partitions, owners: map[uint16]*member{}, next: map[uint16]uint64{}, done: map[uint16]map[uint64]bool{},
+	w := &world{t: t, d: d, addr: addr, partitions: partitions, owners: map[uint16]*member{}, next: map[uint16]uint64{}, done: map[uint16]map[uint64]bool{},
 		sent: make([]atomic.Uint64, partitions), stop: make(chan struct{})}
 	c := w.dial()
 	if _, err := c.Declare(t.Context(), topic, client.DeclareOptions{Partitions: uint16(partitions)}); err != nil {
@@ -436,6 +442,7 @@ func TestGroup_BrokerThatDiesLosesNothing(t *testing.T) {
 // TestGroup_DeadAndFrozenMembersAreReplaced waits for two timeouts of the broker: 3 s for the connection of a dead member,
 // 10 s for the silence of a frozen one, which comes back later with ACKs and epochs of another time.
 func TestGroup_DeadAndFrozenMembersAreReplaced(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, 6)
 	a, b, c := w.join("a", client.ConsumerOptions{Concurrency: 2}), w.join("b", client.ConsumerOptions{}), w.join("c", client.ConsumerOptions{})
 	w.balanced(a, b, c)

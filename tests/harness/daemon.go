@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -277,4 +279,13 @@ func freeAddrs(n int) ([]string, error) {
 		addrs[i] = l.Addr().String()
 	}
 	return addrs, nil
+}
+
+// LastingAddr returns a loopback address at which a broker can be started again and again. The port of an ordinary one,
+// 127.0.0.1, may be gone in the meantime: to somebody else's outgoing connection, even to one that a client opens to the
+// broker that is not there, which the kernel may connect to itself. An address of 127.0.0.0/8 that is drawn at random is
+// nobody else's.
+func LastingAddr() string {
+	host := net.IPv4(127, byte(1+rand.N(254)), byte(rand.N(256)), byte(1+rand.N(254)))
+	return net.JoinHostPort(host.String(), strconv.Itoa(10_000+rand.N(20_000)))
 }
