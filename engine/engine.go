@@ -168,6 +168,8 @@ func (e *Engine) recover() error {
 				p := s.partitionOf(id.Topic, id.Partition)
 				p.last, p.committed, p.lastMs = last, last, r.LastTimes[id]
 				e.coord.SetBounds(id.Topic, id.Partition, r.FirstSequences[id], last)
+			case wal.Replica:
+				// Positions of rounds are no records of a stream.
 			}
 		}
 	}

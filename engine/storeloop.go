@@ -169,7 +169,9 @@ func (l *storeLoop) take() {
 		m := &items[i]
 		switch m.kind {
 		case storeAdd:
-			l.store.Add(m.round)
+			if err := l.store.Add(m.round); err != nil {
+				l.fail(err)
+			}
 		case storeRead:
 			l.store.Read(m.read)
 		case storeSnapshot:

@@ -94,16 +94,17 @@ func (c checkpoint) check() error {
 //	+------+---+----+-------+----------+----------+------+-----+----+-----
 //	 32     40      48    52        64
 //	+------+-------+-----+---------+------------------------+
-//	|round |commit |crc  |zero     |n rows                  |
-//	|u64   |u64    |u32  |12 bytes |                        |
+//	|round |commit |crc  |log point|n rows                  |
+//	|u64   |u64    |u32  |u32, u64 |                        |
 //	+------+-------+-----+---------+------------------------+
 //
 //	row: kind u8, zero u8, topic u16, partition u16, last_timestamp_unix_ms u48, durable_offset u32,
 //	     next_sequence u64, base_sequence u64
 //
 // crc is CRC-32C over header and rows without itself. round is the journal round up to which everything is durable in
-// the files named here, epoch that round's, commit the highest round known committed. The valid slot with the higher
-// generation counts.
+// the files named here, epoch that round's, commit the highest round known committed. log point is, in a cluster, epoch
+// and index of the newest round of the replicated log up to there, so that a journal that was trimmed as a whole still
+// knows where its log ends; zeros on a node on its own. The valid slot with the higher generation counts.
 const (
 	tableVersion   = 1
 	tableHeaderLen = 64
@@ -127,6 +128,8 @@ type journalPoint struct {
 	Epoch  Epoch
 	Round  RoundNumber
 	Commit RoundNumber
+	// Log is the point of the newest round of a replicated log up to there; zero on a node on its own.
+	Log LogPoint
 }
 
 // tableRow is the checkpoint of one stream.
@@ -164,6 +167,8 @@ func putTableHeader(dst []byte, t *table, rows int) {
 	binary.BigEndian.PutUint32(dst[24:], uint32(t.Point.Epoch))
 	binary.BigEndian.PutUint64(dst[32:], uint64(t.Point.Round))
 	binary.BigEndian.PutUint64(dst[40:], uint64(t.Point.Commit))
+	binary.BigEndian.PutUint32(dst[52:], uint32(t.Point.Log.Epoch))
+	binary.BigEndian.PutUint64(dst[56:], uint64(t.Point.Log.Index))
 }
 
 // putTableRow encodes one row into the first tableRowLen bytes of dst.
@@ -188,6 +193,7 @@ func sealTable(b []byte) {
 var (
 	errTableRows    = errors.New("the table's rows don't fit its slot")
 	errTableRow     = errors.New("a row of the table is malformed")
+	errTablePoint   = errors.New("the table's point in the replicated log is impossible")
 	errTableJournal = errors.New("the table belongs to another journal")
 )
 
@@ -218,11 +224,14 @@ func decodeTable(b []byte, journal int) (t table, ok bool, err error) {
 	t.Point.Epoch = Epoch(binary.BigEndian.Uint32(b[24:]))
 	t.Point.Round = RoundNumber(binary.BigEndian.Uint64(b[32:]))
 	t.Point.Commit = RoundNumber(binary.BigEndian.Uint64(b[40:]))
+	t.Point.Log = LogPoint{Epoch: Epoch(binary.BigEndian.Uint32(b[52:])), Index: LogIndex(binary.BigEndian.Uint64(b[56:]))}
 	switch {
 	case t.Journal != journal:
 		return t, false, &CorruptionError{Cause: errTableJournal}
-	case b[5] != 0 || binary.BigEndian.Uint32(b[28:]) != 0 || !allZero(b[52:tableHeaderLen]):
+	case b[5] != 0 || binary.BigEndian.Uint32(b[28:]) != 0:
 		return t, false, &CorruptionError{Cause: errHeaderZero}
+	case (t.Point.Log.Epoch == 0) != (t.Point.Log.Index == 0):
+		return t, false, &CorruptionError{Cause: errTablePoint}
 	}
 	t.Rows = make([]tableRow, n)
 	for i := range t.Rows {

@@ -97,7 +97,7 @@ func TestFormats_DecodeWhatWasEncoded(t *testing.T) {
 	rows := []tableRow{{Stream: frozenHeader.Stream, checkpoint: frozenCheckpoint}, {Stream: le, checkpoint: frozenCheckpoint}}
 	rows[1].LastMs = maxRowMs
 	slot, ok, err := decodeTable(encodeTable(9, rows...), 5)
-	if err != nil || !ok || slot.Generation != 9 || slot.Point != (journalPoint{2, 3, 4}) || !slices.Equal(slot.Rows, rows) {
+	if err != nil || !ok || slot.Generation != 9 || slot.Point != (journalPoint{Epoch: 2, Round: 3, Commit: 4}) || !slices.Equal(slot.Rows, rows) {
 		t.Errorf("table: %+v, %v, %v", slot, ok, err)
 	}
 }

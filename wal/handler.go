@@ -21,13 +21,21 @@ type OpenOptions struct {
 	// Journal.Dir may be empty: then it is journal/<id> in the data directory.
 	Journal JournalOptions
 	Store   StoreOptions
+	// Replicated opens the journal of a node of a cluster: its rounds have positions in a replicated log, and only what is
+	// known to be committed is handed to the Handler and to the store; see Recovery.Pending.
+	Replicated bool
+	// Suspect, if set, lets a cluster node be opened although the end of its journal is missing, which once was durable:
+	// what it vouched for may be gone. It is called with the reason before anything is written, on Open's goroutine, and has
+	// to put on record, durably, that this node's log ends can't be trusted; the next start finds nothing wrong any more.
+	// An error ends the recovery. Ignored without Replicated.
+	Suspect func(reason error) error
 	// Now is a monotonic clock to take Recovery.Duration with; nil leaves it 0.
 	Now func() time.Duration
 }
 
 // Recovery tells what Open found.
 type Recovery struct {
-	// Epoch is the new one, opened by this start.
+	// Epoch is the new one, opened by this start. In a cluster it is the node's own and has nothing to do with its leader's.
 	Epoch Epoch
 	// FirstSequences and LastSequences have the oldest and newest committed record of every stream that has any,
 	// LastTimes the newest one's timestamp (Unix milliseconds) of the partitions; 0 where it isn't known.
@@ -46,6 +54,13 @@ type Recovery struct {
 	DedupLost error
 	// Torn is nil where the journal ended cleanly, otherwise what was cut off: an append that never became durable.
 	Torn error
+	// Pending are, in a cluster, the rounds of the log that aren't known to be committed: oldest first, without gaps, up to
+	// Log.Last. Each has a reference that the caller owns. Their records were handed to nobody.
+	Pending []*Round
+	// Log is where the replicated log ends.
+	Log LogEnd
+	// Suspect is nil or the reason that was given to OpenOptions.Suspect.
+	Suspect error
 	// Rounds and Bytes count what was replayed from the journal.
 	Rounds int
 	Bytes  int64

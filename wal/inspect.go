@@ -78,7 +78,9 @@ type TableFound struct {
 	// Epoch and Round are up to where the journal isn't needed any more, Commit the highest round known committed.
 	Epoch         Epoch
 	Round, Commit RoundNumber
-	Rows          []TableRow
+	// Log is the newest round of the replicated log up to there; zero on a node on its own.
+	Log  LogPoint
+	Rows []TableRow
 }
 
 // TableRow is how far one log file is durable.
@@ -439,7 +441,7 @@ func (in *inspector) table() error {
 
 func newTableFound(t *table, slot int, off int64) *TableFound {
 	f := &TableFound{Offset: off, Slot: slot, Journal: t.Journal, Generation: t.Generation,
-		Epoch: t.Point.Epoch, Round: t.Point.Round, Commit: t.Point.Commit, Rows: make([]TableRow, len(t.Rows))}
+		Epoch: t.Point.Epoch, Round: t.Point.Round, Commit: t.Point.Commit, Log: t.Point.Log, Rows: make([]TableRow, len(t.Rows))}
 	for i := range t.Rows {
 		r := &t.Rows[i]
 		f.Rows[i] = TableRow{Stream: r.Stream, Next: r.Next, Base: r.Base, Offset: r.Offset}

@@ -27,7 +27,10 @@ type RoundFound struct {
 	Start              bool
 	Flushed, Committed RoundNumber
 	Entries            []Entry
-	Records            int
+	// Records counts those of all entries but the position's.
+	Records int
+	// Position is the round's place in its replicated log; nil where it has none.
+	Position *LogPosition
 	// Stale tells a round left over from before: older than the newest one before it in the file. Recovery does not
 	// look at it, and its records are not reported.
 	Stale bool
@@ -185,6 +188,9 @@ func (s *roundScan) round(h *roundHeader) error {
 	}
 	found := &RoundFound{Offset: at, Length: padded, Number: r.Number, Epoch: r.Epoch, Start: r.Start, Flushed: r.Flushed,
 		Committed: r.Committed, Entries: r.Entries, Records: r.records, Stale: stale}
+	if r.stamped {
+		found.Position = &r.position
+	}
 	if err := s.visit(found); err != nil || stale {
 		return err
 	}
@@ -209,6 +215,9 @@ func (s *roundScan) records(r *Round, at int64) error {
 	var rec Record
 	for i := range r.Entries {
 		e := &r.Entries[i]
+		if e.Stream.Kind == Replica {
+			continue // RoundFound has it
+		}
 		off := at + int64(e.Off)
 		for data := r.Data(e); len(data) > 0; {
 			n := PeekRecord(data, &rec)

@@ -63,6 +63,8 @@ type JournalOptions struct {
 	InlineRoundBytes int
 	// ZeroBytesPerSec paces the preparation of further files.
 	ZeroBytesPerSec int64
+	// Stamped makes the journal a replicated log: every round ends with its position, see Stamp and AppendPayload.
+	Stamped bool
 	// Pool provides the rounds' memory.
 	Pool *ring.Pool
 	// Logger gets what an operator should know; nil means slog.Default().
@@ -145,6 +147,9 @@ type Journal struct {
 	gather   *Round
 	arena    *ring.Slab
 	arenaOff int
+
+	// stampRoom is what every round keeps free for its position: stampLen, or 0 on a node on its own.
+	stampRoom int
 
 	// flight holds the rounds at the device, oldest first.
 	flight []*Round

@@ -19,7 +19,7 @@ const (
 //
 // Nothing was appended where it returns an error: ErrRoundFull (seal the round, then append again), ErrJournalFull,
 // ErrNoMemory, ErrRecordTooLarge, or the sticky *FailedError. It panics for a record that recovery would refuse: without a
-// sequence, with unknown flags, on a stream that doesn't exist.
+// sequence, with unknown flags, on a stream that doesn't exist or that only Stamp may write.
 func (j *Journal) Append(s StreamID, rec *Record) error {
 	if j.err != nil {
 		return j.err
@@ -27,16 +27,19 @@ func (j *Journal) Append(s StreamID, rec *Record) error {
 	if len(rec.Key) > MaxKeyLen || len(rec.Value) > MaxValueLen {
 		return ErrRecordTooLarge
 	}
-	if rec.Sequence == 0 || rec.Flags&^knownFlags != 0 || rec.ReplFlags > MaxReplFlags || !s.valid() {
+	if rec.Sequence == 0 || rec.Flags&^knownFlags != 0 || rec.ReplFlags > MaxReplFlags || !s.valid() || s.Kind == Replica {
 		panic(fmt.Sprintf("wal: append to %v of a record that can't be read back: sequence %d, flags %#x, replication flags %d",
 			s, rec.Sequence, rec.Flags, rec.ReplFlags))
 	}
 	size := RecordSize(len(rec.Key), len(rec.Value))
 	r := j.gather
 	if r == nil {
-		return j.appendFirst(s, rec, roundHeaderLen+entryHeaderLen+size)
+		return j.appendFirst(s, rec, roundHeaderLen+entryHeaderLen+size+j.stampRoom)
 	}
-	size += r.size
+	if r.stamped {
+		return ErrRoundFull
+	}
+	size += r.size + j.stampRoom
 	if !r.extends(s, rec.Sequence) {
 		size += entryHeaderLen
 	}
@@ -53,7 +56,7 @@ func (j *Journal) Append(s StreamID, rec *Record) error {
 	return nil
 }
 
-// appendFirst opens a round with a record that makes it size bytes long.
+// appendFirst opens a round with a record that makes it size bytes long, with the position that is still to come.
 func (j *Journal) appendFirst(s StreamID, rec *Record, size int) error {
 	if size > maxRoundLen || int64(blockAlign(size)) > j.largestFile()-fileHeaderLen {
 		return ErrRecordTooLarge
@@ -185,12 +188,15 @@ func (j *Journal) moveGather() bool {
 }
 
 // Seal closes the gathering round, submits its write and returns its number, or 0 where CanSeal is false. The function
-// given to OnFlushed hears how it went.
+// given to OnFlushed hears how it went. With the option Stamped it panics for a round without its position.
 func (j *Journal) Seal() RoundNumber {
 	if !j.CanSeal() {
 		return 0
 	}
 	r := j.gather
+	if j.opts.Stamped && !r.stamped {
+		panic("wal: a round of a replicated log is sealed without its position")
+	}
 	j.gather = nil
 	j.submit(r, false)
 	return r.Number

@@ -89,14 +89,14 @@ func openJournal(t testing.TB, d *simdisk.Disk, opts JournalOptions, from RoundN
 func tryJournal(d *simdisk.Disk, opts JournalOptions, from RoundNumber) (*Journal, *journalRecovery, []got, error) {
 	var list []got
 	next := RoundNumber(0)
-	j, rec, err := recoverJournal(d, opts, from, func(r *Round) error {
+	j, rec, err := recoverJournal(d, opts, replay{from: from, round: func(r *Round) error {
 		if next != 0 && r.Number != next {
 			return fmt.Errorf("round %d was delivered, not %d", r.Number, next)
 		}
 		next = r.Number + 1
 		list = append(list, roundRecords(r)...)
 		return nil
-	})
+	}})
 	return j, rec, list, err
 }
 

@@ -103,6 +103,9 @@ func (rc *recoverer) openEpoch() error {
 	j.epoch, j.nonce = t.epoch+1, rc.opts.Random()
 	j.next, j.lastSum = t.number+1, t.sum
 	j.flushed, j.committed, j.trimmed = t.number, t.number, rc.from
+	if rc.committed != nil {
+		j.committed = min(rc.committed(), t.number)
+	}
 	return rc.writeStart()
 }
 

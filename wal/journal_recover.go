@@ -26,8 +26,23 @@ type journalRecovery struct {
 	// Torn is nil where the journal ended cleanly, otherwise what was found behind Last: an append that never became
 	// durable.
 	Torn error
+	// Suspect is nil, or says what is missing at the journal's end although it was durable once.
+	Suspect error
 	// MarkLost tells that the mark file was missing or unreadable in both slots; it was written anew.
 	MarkLost bool
+}
+
+// replay says what recoverJournal does with the rounds that it finds.
+type replay struct {
+	// from is the newest round that is durable elsewhere with everything it says, as Trim was told: 0 where nothing was.
+	from RoundNumber
+	// round takes every round above from, borrowed.
+	round func(*Round) error
+	// committed, if set, returns the newest round taken that is committed; otherwise all are.
+	committed func() RoundNumber
+	// suspect, if set, lets the journal be opened although its end is missing: it is called with the reason before
+	// anything is written, and its own error ends the recovery.
+	suspect func(error) error
 }
 
 var (
@@ -54,26 +69,28 @@ func (e *lostError) Error() string {
 
 func (e *lostError) Unwrap() error { return e.found }
 
-// recoverJournal opens the journal in opts.Dir, or makes it where there is none, and calls fn with each round above from,
-// in order; fn borrows the round (it may Retain it) and its error ends the recovery. START rounds are delivered too.
+// recoverJournal opens the journal in opts.Dir, or makes it where there is none, and delivers each round above p.from, in
+// order; whoever takes a round may Retain it, and an error of his ends the recovery. START rounds are delivered too.
 //
-// from is the newest round that is durable elsewhere with everything it says, as Trim was told: 0 where nothing was. The
-// journal must hold the round after it (or that must be the next one to be written); with from 0 it starts at the oldest
-// round it has, which journalRecovery.Oldest names: where that isn't 1, the caller must have lost the point and judge by
-// its own means whether what it has elsewhere reaches that far.
+// The journal must hold the round after p.from (or that must be the next one to be written); with from 0 it starts at the
+// oldest round it has, which journalRecovery.Oldest names: where that isn't 1, the caller must have lost the point and
+// judge by its own means whether what it has elsewhere reaches that far.
 //
 // The end of the journal is where the chain of rounds ends. It is a torn tail, and cut, unless the first round that is
 // missing is known to have been durable: by from, by the mark file, or by a later round that is still there and was
-// written after it was flushed. That is corruption, and the journal isn't opened. When recoverJournal returns, all that it
-// delivered is durable, and so is the START round of a new epoch behind it.
-func recoverJournal(disk Waiter, opts JournalOptions, from RoundNumber, fn func(*Round) error) (*Journal, *journalRecovery, error) {
+// written after it was flushed. That is corruption, and the journal isn't opened unless p.suspect allows it. When
+// recoverJournal returns, all that it delivered is durable, and so is the START round of a new epoch behind it.
+func recoverJournal(disk Waiter, opts JournalOptions, p replay) (*Journal, *journalRecovery, error) {
 	opts, err := opts.withDefaults()
 	if err != nil {
 		return nil, nil, err
 	}
 	rc := &recoverer{
-		opts: opts, disk: disk, io: newBlockingDisk(disk), from: from, fn: fn,
+		opts: opts, disk: disk, io: newBlockingDisk(disk), replay: p,
 		j: &Journal{opts: opts, disk: disk, mark: markWriter{fd: -1, path: markPath(opts.Dir)}},
+	}
+	if opts.Stamped {
+		rc.j.stampRoom = stampLen
 	}
 	rc.rd = &roundReader{io: rc.io, pool: opts.Pool, journal: opts.ID}
 	err = rc.recover()
@@ -101,8 +118,7 @@ type recoverer struct {
 	disk Waiter
 	io   *blockingDisk
 	rd   *roundReader
-	from RoundNumber
-	fn   func(*Round) error
+	replay
 
 	j      *Journal
 	result journalRecovery
@@ -342,7 +358,7 @@ func (rc *recoverer) accept(v *found) error {
 		if err != nil {
 			return corrupt(err)
 		}
-		err = rc.fn(r)
+		err = rc.round(r)
 		r.Release()
 		if err != nil {
 			return err
@@ -358,6 +374,9 @@ func (rc *recoverer) accept(v *found) error {
 // judge decides whether the chain's end is a torn tail (nil) or corruption.
 func (rc *recoverer) judge(bad error) error {
 	t := &rc.tail
+	if bad == nil {
+		bad = fs.ErrNotExist
+	}
 	lost := func(known RoundNumber, source string) error {
 		e := &CorruptionError{
 			Path: rc.opts.Dir, Round: t.number + 1, Cause: &lostError{known: known, source: source, found: bad},
@@ -365,10 +384,7 @@ func (rc *recoverer) judge(bad error) error {
 		if t.file != nil {
 			e.Path, e.Offset = t.file.path, t.off
 		}
-		return e
-	}
-	if bad == nil {
-		bad = fs.ErrNotExist
+		return rc.openSuspect(e)
 	}
 	if t.number < rc.from {
 		return lost(rc.from, "the checkpoint table")
@@ -419,6 +435,59 @@ func (rc *recoverer) scan(f *journalFile, off int64) (*roundHeader, error) {
 		off += int64(blockAlign(v.size))
 	}
 	return nil, nil
+}
+
+// openSuspect lets the journal go on although rounds are missing at its end that were durable once, if the caller allows
+// it. The epoch of this start must be above that of everything that is left: it would pass for what comes next otherwise.
+// Where even rounds below the checkpoint are missing, the journal goes on behind the checkpoint, in a file of its own.
+func (rc *recoverer) openSuspect(cause error) error {
+	if rc.suspect == nil {
+		return cause
+	}
+	if err := rc.suspect(cause); err != nil {
+		return err
+	}
+	t := &rc.tail
+	epoch, err := rc.newestEpoch()
+	if err != nil {
+		return err
+	}
+	t.epoch = max(t.epoch, epoch, rc.mark.epoch)
+	if t.number < rc.from {
+		for _, f := range rc.chain {
+			f.last = rc.from
+		}
+		if len(rc.chain) == len(rc.files) {
+			if err := rc.makeFile(); err != nil {
+				return err
+			}
+		}
+		i := slices.IndexFunc(rc.files, func(f *journalFile) bool { return !slices.Contains(rc.chain, f) })
+		t.number, t.sum, t.file, t.off = rc.from, 0, rc.files[i], fileHeaderLen
+		rc.chain = append(rc.chain, t.file)
+	}
+	rc.result.Last, rc.result.Epoch, rc.result.Suspect = t.number, t.epoch, cause
+	return nil
+}
+
+// newestEpoch returns the highest epoch of all rounds that can be read.
+func (rc *recoverer) newestEpoch() (Epoch, error) {
+	newest := Epoch(0)
+	for _, f := range rc.files {
+		for off := int64(fileHeaderLen); off+ring.BlockSize <= f.size; {
+			v, err := rc.rd.at(f, off)
+			if err != nil {
+				return 0, err
+			}
+			if v.bad != nil {
+				off += ring.BlockSize
+				continue
+			}
+			newest = max(newest, v.epoch)
+			off += int64(blockAlign(v.size))
+		}
+	}
+	return newest, nil
 }
 
 // makeDir creates dir with its missing parents and makes all their entries durable.

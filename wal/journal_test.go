@@ -622,10 +622,10 @@ func TestJournal_RunsOnARealRing(t *testing.T) {
 	for start := range 3 {
 		d := ringWaiter{rg}
 		var list []got
-		j, rec, err := recoverJournal(d, opts, 0, func(r *Round) error {
+		j, rec, err := recoverJournal(d, opts, replay{round: func(r *Round) error {
 			list = append(list, roundRecords(r)...)
 			return nil
-		})
+		}})
 		if err != nil {
 			t.Fatal(err)
 		}

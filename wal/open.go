@@ -39,6 +39,7 @@ func Open(o OpenOptions, disk Waiter, h Handler) (*Journal, *Store, *Recovery, e
 		return nil, nil, nil, err
 	}
 	s.journalDir = o.Journal.Dir
+	o.Journal.Stamped, s.replicated = o.Replicated, o.Replicated
 	op := &opener{o: o, disk: disk, io: newBlockingDisk(disk), s: s, h: h, rec: &Recovery{
 		FirstSequences: map[StreamID]Sequence{}, LastSequences: map[StreamID]Sequence{}, LastTimes: map[StreamID]uint64{},
 	}}
@@ -79,6 +80,10 @@ type opener struct {
 	deleted map[uint16]struct{}
 	scanned []scannedStream
 	logs    [Metadata + 1]*logState
+
+	// gate decides, in a cluster, which rounds are committed; given is the newest one that was.
+	gate  gate
+	given RoundNumber
 }
 
 // scannedStream is a stream without a checkpoint: where reading it ended, and why.
@@ -101,7 +106,14 @@ func (o *opener) open() (*Journal, error) {
 			return nil, err
 		}
 	}
-	j, found, err := recoverJournal(o.disk, o.o.Journal, o.table.Point.Round, o.round)
+	r := replay{from: o.table.Point.Round, round: o.round}
+	if o.o.Replicated {
+		o.gate.give = o.committed
+		o.gate.resume(o.table.Point.Log)
+		o.given = o.table.Point.Round
+		r.round, r.committed, r.suspect = o.gate.take, func() RoundNumber { return o.given }, o.o.Suspect
+	}
+	j, found, err := recoverJournal(o.disk, o.o.Journal, r)
 	if errors.Is(err, ErrCorrupt) && o.badSlot {
 		return nil, fmt.Errorf("%w (one half of %s can't be read; if that was the newer one, move the file away and start "+
 			"again: everything is found by reading the segments then)", err, filepath.Join(s.journalDir, tableFile))
@@ -112,7 +124,9 @@ func (o *opener) open() (*Journal, error) {
 	if !o.read {
 		// Not one round: the journal is new.
 		o.scan = true
-		err = o.readFiles()
+		if err = o.readFiles(); err == nil && o.o.Replicated {
+			err = o.nothingThere()
+		}
 	}
 	if err == nil {
 		err = o.settle(found)
@@ -122,6 +136,21 @@ func (o *opener) open() (*Journal, error) {
 	}
 	o.rec.Epoch = j.Epoch()
 	return j, nil
+}
+
+// errNoTable refuses a cluster node's files without a checkpoint table whose journal doesn't go back to its first round.
+// A node on its own reads the files to see how far they go; here they may lack what others count on this one to have.
+var errNoTable = errors.New("there is no readable checkpoint table, and the journal doesn't go back to its first round: " +
+	"how far the files here can be relied on isn't known")
+
+// nothingThere refuses files of a cluster node whose journal has not one round.
+func (o *opener) nothingThere() error {
+	for _, st := range o.s.order {
+		if st.next > firstSequence || st.bad != nil {
+			return &CorruptionError{Path: st.dir, Stream: st.id, Sequence: st.next, Cause: errNoRounds}
+		}
+	}
+	return nil
 }
 
 // readFiles finds out where every stream's files end.
@@ -327,10 +356,22 @@ func compareStreams(a, b StreamID) int {
 	return (int(a.Kind)<<32 | int(a.Topic)<<16 | int(a.Partition)) - (int(b.Kind)<<32 | int(b.Topic)<<16 | int(b.Partition))
 }
 
-// round takes a round of the journal that may not be in the files.
+// round takes a round of the journal of a node on its own.
 func (o *opener) round(r *Round) error {
+	if r.stamped {
+		return &CorruptionError{Path: o.s.journalDir, Round: r.Number, Cause: errPosition}
+	}
+	return o.committed(r)
+}
+
+// committed takes a committed round of the journal that may not be in the files.
+func (o *opener) committed(r *Round) error {
+	o.given = r.Number
 	if !o.read {
 		o.scan = r.Number > 1
+		if o.scan && o.o.Replicated {
+			return &CorruptionError{Path: filepath.Join(o.s.journalDir, tableFile), Round: r.Number, Cause: errNoTable}
+		}
 		if err := o.readFiles(); err != nil {
 			return err
 		}
@@ -341,7 +382,9 @@ func (o *opener) round(r *Round) error {
 	o.rec.Rounds++
 	o.rec.Bytes += int64(r.Bytes())
 	r.Retain()
-	o.s.Add(r)
+	if err := o.s.Add(r); err != nil {
+		return err
+	}
 	if o.s.pending >= spillBytes {
 		return o.spill()
 	}
@@ -353,6 +396,9 @@ func (o *opener) handOver(r *Round) error {
 	var rec Record
 	for i := range r.Entries {
 		e := &r.Entries[i]
+		if e.Stream.Kind == Replica {
+			continue
+		}
 		if e.Stream.Kind == Messages {
 			if _, gone := o.deleted[e.Stream.Topic]; gone || uint64(r.Number) <= o.s.snaps.dedup {
 				continue
@@ -438,7 +484,11 @@ func (o *opener) settle(found *journalRecovery) error {
 		}
 	}
 	o.rec.Quarantined = append(o.rec.Quarantined, s.reports...)
-	o.rec.Torn = found.Torn
+	o.rec.Torn, o.rec.Suspect = found.Torn, found.Suspect
+	if o.o.Replicated {
+		o.rec.Pending, o.rec.Log = o.gate.pending, LogEnd{Last: o.gate.last, Committed: o.gate.handed}
+		o.gate.pending = nil
+	}
 	s.recovering, s.unpaced = false, false
 	// What was found by scanning gets its checkpoints at once: a further start could take it for what the journal has.
 	s.sweepWanted = o.rec.Bytes > 0 || len(s.drops) > 0 || o.scan && s.dirty > 0
@@ -505,6 +555,7 @@ func (o *opener) removeStale() error {
 // abandon gives everything back after a failure.
 func (o *opener) abandon() {
 	s := o.s
+	o.gate.drop(0)
 	if s.err == nil {
 		s.err = ErrFailed // nothing new begins
 	}

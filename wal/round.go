@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -17,7 +18,8 @@ type Round struct {
 	Start bool
 	// Flushed and Committed are the highest rounds known durable, and known committed, when this one was sealed.
 	Flushed, Committed RoundNumber
-	// Entries are the runs of records, in the order of their appends.
+	// Entries are the runs of records, in the order of their appends. In a replicated log the last one is the round's
+	// position, of the stream Replica.
 	Entries []Entry
 
 	// prev and sum are the checksums of the round before and of this one: the chain.
@@ -29,6 +31,9 @@ type Round struct {
 	buf          []byte
 	size, padded int
 	records      int
+	// position is the round's place in its replicated log, if stamped says so.
+	position LogPosition
+	stamped  bool
 
 	refs atomic.Int32
 	pool *roundPool
@@ -51,7 +56,7 @@ func (r *Round) Data(e *Entry) []byte {
 // which is freed with the last of them.
 func (r *Round) Bytes() int { return r.padded }
 
-// Records returns the number of records in all entries.
+// Records returns the number of records in all entries, without the position's.
 func (r *Round) Records() int { return r.records }
 
 // Retain adds a reference. The caller must hold one already.
@@ -105,6 +110,7 @@ func (p *roundPool) put(r *Round) {
 	r.Entries = r.Entries[:0]
 	r.prev, r.sum = 0, 0
 	r.slab, r.buf, r.size, r.padded, r.records = nil, nil, 0, 0, 0
+	r.position, r.stamped = LogPosition{}, false
 	r.op.Buf, r.op.Err, r.journal, r.file, r.landed = nil, nil, nil, nil, false
 	p.mu.Lock()
 	if len(p.free) < maxIdleRounds {
@@ -123,7 +129,19 @@ type TestRun struct {
 // NewTestRound returns a sealed round as a journal would deliver it, with memory from pool and one reference, for the
 // tests of what consumes rounds. It panics where the pool has no memory.
 func NewTestRound(pool *ring.Pool, epoch Epoch, number RoundNumber, runs ...TestRun) *Round {
-	size := roundHeaderLen
+	return newTestRound(pool, epoch, number, nil, runs)
+}
+
+// NewStampedTestRound is NewTestRound for a round of a replicated log. It panics for a position that can't be.
+func NewStampedTestRound(pool *ring.Pool, epoch Epoch, number RoundNumber, position LogPosition, runs ...TestRun) *Round {
+	if err := position.check(); err != nil {
+		panic(fmt.Sprintf("wal: a test's position %+v: %v", position, err))
+	}
+	return newTestRound(pool, epoch, number, &position, runs)
+}
+
+func newTestRound(pool *ring.Pool, epoch Epoch, number RoundNumber, position *LogPosition, runs []TestRun) *Round {
+	size := roundHeaderLen + stampLen
 	for _, run := range runs {
 		size += entryHeaderLen
 		for i := range run.Records {
@@ -141,6 +159,9 @@ func NewTestRound(pool *ring.Pool, epoch Epoch, number RoundNumber, runs ...Test
 		for i := range run.Records {
 			r.append(run.Stream, &run.Records[i])
 		}
+	}
+	if position != nil {
+		r.stamp(position)
 	}
 	r.seal(roundSeal{number: number, epoch: epoch, flushed: number - 1, committed: number - 1})
 	return r

@@ -200,15 +200,27 @@ func verifyRound(b []byte, h *roundHeader, key uint64) error {
 	return nil
 }
 
-// load fills in a round from verified bytes: r.buf holds them, padded. Each record is decoded once, strictly, so that
-// later readers can peek.
+// load fills in a round from verified bytes: r.buf holds them, padded.
 func (r *Round) load(h *roundHeader) error {
 	r.Number, r.Epoch, r.Start, r.Flushed, r.Committed = h.number, h.epoch, h.start, h.flushed, h.committed
 	r.prev, r.sum, r.size, r.padded = h.prev, h.sum, h.size, blockAlign(h.size)
-	off := roundHeaderLen
-	for range h.entries {
-		if h.size-off < entryHeaderLen {
+	if err := r.loadEntries(); err != nil {
+		return err
+	}
+	if len(r.Entries) != h.entries {
+		return errRoundEntries
+	}
+	return nil
+}
+
+// loadEntries finds the entries in r.buf[:r.size]. Each record is decoded once, strictly, so that later readers can peek.
+func (r *Round) loadEntries() error {
+	for off := roundHeaderLen; off < r.size; {
+		if r.size-off < entryHeaderLen {
 			return errRoundEntries
+		}
+		if r.stamped {
+			return errPositionPlace
 		}
 		e, err := decodeEntry(r.buf[off:])
 		if err != nil {
@@ -216,7 +228,7 @@ func (r *Round) load(h *roundHeader) error {
 		}
 		off += entryHeaderLen
 		e.Off = uint32(off)
-		if int64(e.Len) > int64(h.size-off) {
+		if int64(e.Len) > int64(r.size-off) {
 			return errRoundEntries
 		}
 		if err := checkEntry(r.buf[off:off+int(e.Len)], &e); err != nil {
@@ -224,10 +236,11 @@ func (r *Round) load(h *roundHeader) error {
 		}
 		off += int(e.Len)
 		r.Entries = append(r.Entries, e)
-		r.records += int(e.Count)
-	}
-	if off != h.size {
-		return errRoundEntries
+		if e.Stream.Kind != Replica {
+			r.records += int(e.Count)
+		} else if err := r.loadPosition(&e); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -237,7 +250,7 @@ func (s StreamID) valid() bool {
 	switch s.Kind {
 	case Messages:
 		return true
-	case Ledger, Metadata:
+	case Ledger, Metadata, Replica:
 		return s.Topic == 0 && s.Partition == 0
 	default:
 		return false
@@ -256,7 +269,8 @@ func decodeEntry(b []byte) (Entry, error) {
 		First: Sequence(binary.BigEndian.Uint64(b[16:])),
 	}
 	switch {
-	case !e.Stream.valid(), b[1] != 0 || b[6] != 0 || b[7] != 0, e.Count == 0, e.First == 0:
+	case !e.Stream.valid(), b[1] != 0 || b[6] != 0 || b[7] != 0, e.Count == 0,
+		e.First == 0 && e.Stream.Kind != Replica:
 		return e, errRoundEntries
 	}
 	return e, nil

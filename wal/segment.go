@@ -69,7 +69,7 @@ func segmentMagic(k StreamKind) [4]byte {
 		return magicLedger
 	case Metadata:
 		return magicMetadata
-	case Messages:
+	case Messages, Replica:
 	}
 	return magicSegment
 }
@@ -192,7 +192,7 @@ func streamDir(dir string, journal int, id StreamID) string {
 		return filepath.Join(dir, ledgerDir, strconv.Itoa(journal))
 	case Metadata:
 		return filepath.Join(dir, metadataDir)
-	case Messages:
+	case Messages, Replica:
 	}
 	return filepath.Join(topicDir(dir, id.Topic), strconv.Itoa(int(id.Partition)))
 }
@@ -222,7 +222,7 @@ func parseLogName(kind StreamKind, name string) (base Sequence, ok bool) {
 		prefix, suffix = ledgerPrefix, ledgerSuffix
 	case Metadata:
 		prefix, suffix = metadataPrefix, metadataSuffix
-	case Messages:
+	case Messages, Replica:
 	}
 	digits, ok := strings.CutPrefix(name, prefix)
 	if !ok {

@@ -110,7 +110,7 @@ func (n *snapshots) covers(kind StreamKind, base Sequence) bool {
 		return n.cursors >= uint64(base)
 	case Metadata:
 		return len(n.metadata) > 0 && n.metadata[len(n.metadata)-1].Position >= uint64(base)
-	case Messages:
+	case Messages, Replica:
 	}
 	return false
 }

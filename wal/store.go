@@ -184,6 +184,8 @@ type Store struct {
 	// is, with its row for the metadata, and the journal keeps what is above: once good files are back, a start goes on
 	// from them as if nothing had happened.
 	held bool
+	// replicated: the journal is one of a cluster.
+	replicated bool
 
 	buffers []*writeBuffer
 	buffer  *writeBuffer
@@ -272,7 +274,7 @@ func (s *Store) OnDurable(f func(RoundNumber)) { s.onDurable = f }
 
 // OnSweepStart sets the function that hears which round a sweep is going to make durable. Each call must be answered by
 // SaveSnapshot(SnapshotDedup) at that round or a later one: the sweep's checkpoint waits for it. Once StartClose was
-// called nothing is waited for.
+// called nothing is waited for; in a cluster there is no checkpoint then, unless the snapshot includes all rounds.
 func (s *Store) OnSweepStart(f func(RoundNumber)) { s.onSweepStart = f }
 
 // OnQuarantine sets the function that hears of every partition that is quarantined from now on.

@@ -95,7 +95,9 @@ func tryNode(t testing.TB, d *simdisk.Disk, o OpenOptions) (*node, error) {
 			return
 		}
 		n.remember(r)
-		n.s.Add(r)
+		if err := n.s.Add(r); err != nil {
+			t.Error(err)
+		}
 	})
 	n.s.OnDurable(func(upTo RoundNumber) { n.j.Trim(upTo) })
 	n.s.OnSweepStart(func(upTo RoundNumber) {

@@ -237,7 +237,9 @@ func TestStoreAdd_AllocatesNothing(t *testing.T) {
 	}
 	next := 0
 	work := func() {
-		n.s.Add(rounds[next])
+		if err := n.s.Add(rounds[next]); err != nil {
+			t.Fatal(err)
+		}
 		next++
 	}
 	for range 200 {

@@ -249,7 +249,11 @@ func (p *storePower) life(drop bool) {
 	n.publish(5000, p0, p1)
 	n.sweep()
 	n.publish(4000, p0, le, md)
-	n.publish(4000, p0, p2)
+	if n.dropped[2] {
+		n.publish(4000, p0)
+	} else {
+		n.publish(4000, p0, p2)
+	}
 	snapshots()
 	n.now += DefaultWriteOutEvery
 	n.settle()

@@ -73,7 +73,9 @@ func TestStore_OnARealDisk(t *testing.T) {
 			if err != nil {
 				t.Errorf("flush: %v", err)
 			}
-			s.Add(r)
+			if err := s.Add(r); err != nil {
+				t.Error(err)
+			}
 		})
 		for i := range 60 {
 			for k, id := range ids {

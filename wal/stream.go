@@ -118,24 +118,35 @@ func (st *stream) path(seg *segment) string {
 
 var errGap = errors.New("records before this one are missing")
 
-// Add takes over one reference to a committed round. Rounds come in order. The records are copied to write buffers and
-// the round released during a later write-out.
-func (s *Store) Add(r *Round) {
+// Add takes over one reference to a committed round. Rounds come in the order of their numbers; those left out hold
+// nothing that is committed. The records are copied to write buffers and the round released during a later write-out.
+// Records that a stream has already are passed over: a follower that catches up gets some of them twice.
+//
+// The error is one about records that are missing before some of the round's: those were not taken and the round doesn't
+// count, so that nothing is forgotten that the journal has. Whoever fills a store from elsewhere starts over then.
+func (s *Store) Add(r *Round) error {
+	defer r.Release()
 	for i := range r.Entries {
-		s.addEntry(r, &r.Entries[i])
+		if err := s.addEntry(r, &r.Entries[i]); err != nil {
+			return err
+		}
 	}
-	s.added = journalPoint{Epoch: r.Epoch, Round: r.Number, Commit: max(s.added.Commit, r.Number)}
-	r.Release()
+	log := s.added.Log
+	if r.position.Point.Index > 0 {
+		log = r.position.Point
+	}
+	s.added = journalPoint{Epoch: r.Epoch, Round: r.Number, Commit: max(s.added.Commit, r.Number), Log: log}
+	return nil
 }
 
-func (s *Store) addEntry(r *Round, e *Entry) {
-	if e.Stream.Kind == Metadata && s.held {
-		return
+func (s *Store) addEntry(r *Round, e *Entry) error {
+	if e.Stream.Kind == Replica || e.Stream.Kind == Metadata && s.held {
+		return nil
 	}
 	st := s.streams[e.Stream]
 	if st == nil {
 		if _, gone := s.dropped[e.Stream.Topic]; gone && e.Stream.Kind == Messages {
-			return
+			return nil
 		}
 		st = newStream(s, e.Stream)
 	}
@@ -143,16 +154,20 @@ func (s *Store) addEntry(r *Round, e *Entry) {
 	roll := false
 	switch {
 	case e.Last() < st.next:
-		return
+		return nil
 	case first < st.next:
 		data = skipRecords(data, int(st.next-first))
 		first = st.next
 	case first > st.next:
+		gap := &CorruptionError{Path: st.dir, Stream: st.id, Sequence: st.next, Round: r.Number,
+			Cause: fmt.Errorf("%w: the journal goes on with sequence %d", errGap, first)}
+		if !s.recovering {
+			return gap
+		}
 		// The journal was trimmed although the records before had not reached their file, or that file was lost. What
 		// is here is kept in a file of its own.
 		st.abandonActive()
-		s.quarantine(st, &CorruptionError{Path: st.dir, Stream: st.id, Sequence: st.next, Round: r.Number,
-			Cause: fmt.Errorf("%w: the journal goes on with sequence %d", errGap, first)})
+		s.quarantine(st, gap)
 		roll = true
 	}
 	r.Retain()
@@ -170,6 +185,7 @@ func (s *Store) addEntry(r *Round, e *Entry) {
 		st.queued = true
 		s.dirtyStreams = append(s.dirtyStreams, st)
 	}
+	return nil
 }
 
 // abandonActive leaves the newest file as it was found at start; what follows goes to another one.

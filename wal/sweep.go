@@ -115,12 +115,15 @@ func (s *Store) stepSweep() {
 			w.phase = sweepSnapshot
 		case sweepSnapshot:
 			if s.held {
-				w.phase = sweepIdle
-				clear(w.rows)
-				s.stepPass()
+				s.skipTable()
 				return
 			}
 			if !s.snaps.dedupReady(s, w.upTo.Round) {
+				return
+			}
+			if s.replicated && s.tableRound() < w.upTo.Round {
+				// A table of an earlier round would name a later one's point in the log.
+				s.skipTable()
 				return
 			}
 			w.phase = sweepTable
@@ -221,6 +224,22 @@ func (s *Store) endSweep(point journalPoint) {
 	s.stepPass()
 }
 
+// skipTable ends a sweep without a checkpoint table: the journal keeps what the last one doesn't name.
+func (s *Store) skipTable() {
+	s.sweep.phase = sweepIdle
+	clear(s.sweep.rows)
+	s.stepPass()
+}
+
+// tableRound returns the round that the sweep's table names: none that the dedup snapshot doesn't include.
+func (s *Store) tableRound() RoundNumber {
+	round := s.sweep.upTo.Round
+	if s.onSweepStart != nil || s.snaps.dedup > 0 {
+		round = min(round, RoundNumber(s.snaps.dedup))
+	}
+	return max(round, s.durable)
+}
+
 // tableWriter writes the checkpoint table.
 type tableWriter struct {
 	fd         int
@@ -265,10 +284,7 @@ func (s *Store) writeTable() {
 		return
 	}
 	point := w.upTo
-	if s.onSweepStart != nil || s.snaps.dedup > 0 {
-		point.Round = min(point.Round, RoundNumber(s.snaps.dedup))
-	}
-	point.Round = max(point.Round, s.durable)
+	point.Round = s.tableRound()
 	t.point = point
 	t.generation++
 	b := t.slab.Bytes()[:blockAlign(tableHeaderLen+rows*tableRowLen)]

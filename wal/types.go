@@ -25,9 +25,11 @@ const (
 	Ledger
 	// Metadata is the metadata mutation log, in journal 0 only (MMML).
 	Metadata
+	// Replica has the positions of a journal's rounds in their replicated log, see LogPosition. It has no files.
+	Replica
 )
 
-// StreamID names one stream of a journal. Topic and Partition are 0 for Ledger and Metadata.
+// StreamID names one stream of a journal. Topic and Partition are 0 for all but Messages.
 type StreamID struct {
 	Kind      StreamKind
 	Topic     uint16
@@ -42,6 +44,8 @@ func (s StreamID) String() string {
 		return "ledger"
 	case Metadata:
 		return "metadata"
+	case Replica:
+		return "log position"
 	default:
 		return fmt.Sprintf("stream kind %d", s.Kind)
 	}

@@ -200,8 +200,12 @@ func (d *dumper) index(f *wal.IndexFound) error {
 }
 
 func (d *dumper) table(f *wal.TableFound) error {
-	err := d.print(f.Offset, "table", fieldList{}.with("slot", f.Slot, "current", f.Current, "journal", f.Journal, "generation", f.Generation,
-		"epoch", f.Epoch, "round", f.Round, "commit", f.Commit, "rows", len(f.Rows)))
+	fields := fieldList{}.with("slot", f.Slot, "current", f.Current, "journal", f.Journal, "generation", f.Generation,
+		"epoch", f.Epoch, "round", f.Round, "commit", f.Commit)
+	if f.Log.Index > 0 {
+		fields = fields.with("log_index", f.Log.Index, "log_epoch", f.Log.Epoch)
+	}
+	err := d.print(f.Offset, "table", fields.with("rows", len(f.Rows)))
 	if err != nil || !f.Current {
 		return err
 	}
@@ -222,8 +226,18 @@ func (d *dumper) round(f *wal.RoundFound) error {
 	case f.Start:
 		what = "start_round"
 	}
-	return d.print(f.Offset, what, fieldList{}.with("round", f.Number, "epoch", f.Epoch, "length", f.Length, "flushed", f.Flushed,
-		"committed", f.Committed, "entries", len(f.Entries), "records", f.Records))
+	fields := fieldList{}.with("round", f.Number, "epoch", f.Epoch, "length", f.Length, "flushed", f.Flushed,
+		"committed", f.Committed, "entries", len(f.Entries), "records", f.Records)
+	if p := f.Position; p != nil {
+		fields = fields.with("log_index", p.Point.Index, "log_epoch", p.Point.Epoch, "log_prev_epoch", p.Prev, "log_commit", p.Commit)
+		if p.Flags&wal.OpeningRound != 0 {
+			fields = fields.with("opening", true)
+		}
+		if p.Flags&wal.CatchupRound != 0 {
+			fields = fields.with("catchup", true)
+		}
+	}
+	return d.print(f.Offset, what, fields)
 }
 
 func (d *dumper) record(f *wal.RecordFound) error {
@@ -249,7 +263,7 @@ func (d *dumper) record(f *wal.RecordFound) error {
 		return d.ledgerRecord(f, fields)
 	case wal.Metadata:
 		return d.metadataRecord(f, fields)
-	case wal.Messages:
+	case wal.Messages, wal.Replica:
 	}
 	if len(r.Key) > 0 {
 		fields = fields.with("key", d.clip(r.Key))
@@ -287,7 +301,7 @@ func logType(k wal.StreamKind) string {
 		return "ledger"
 	case wal.Metadata:
 		return "metadata_log"
-	case wal.Messages:
+	case wal.Messages, wal.Replica:
 	}
 	return "segment"
 }
@@ -299,6 +313,8 @@ func stream(id wal.StreamID) fieldList {
 		return fieldList{{"stream", "ledger"}}
 	case wal.Metadata:
 		return fieldList{{"stream", "metadata"}}
+	case wal.Replica:
+		return fieldList{{"stream", "position"}}
 	case wal.Messages:
 	}
 	return fieldList{{"topic_id", id.Topic}, {"partition", id.Partition}}
