@@ -110,6 +110,7 @@ func ringCounters(name string, r *ring.Stats) []admin.Counter {
 	prefix := "mortarmq_" + name + "_ring_"
 	return []admin.Counter{
 		{Name: prefix + "syscalls_total", Help: "System calls of disk operations.", Value: float64(r.Syscalls)},
+		{Name: prefix + "sqes_total", Help: "Entries handed to io_uring.", Value: float64(r.SQEs)},
 		{Name: prefix + "flushes_total", Help: "Successful flushes.", Value: float64(r.Flushes)},
 		{Name: prefix + "read_bytes_total", Help: "Bytes read.", Value: float64(r.BytesRead)},
 		{Name: prefix + "written_bytes_total", Help: "Bytes written.", Value: float64(r.BytesWritten)},

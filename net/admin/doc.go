@@ -3,7 +3,7 @@
 //	GET /healthz                 200 or 503 with {"healthy": bool, "state": text}
 //	GET /metrics                 Prometheus text (404 when metrics are switched off)
 //	GET /stats?topic=T&group=G   statistics as JSON; at least one filter is required (400)
-//	GET /debug/pprof/            profiles of the Go runtime
+//	GET /debug/pprof/            profiles of the Go runtime; block and mutex with ?seconds=N, during which they are sampled
 //
 // The command line reads these. Objects may gain fields, and lists are sorted by name:
 //

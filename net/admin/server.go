@@ -98,6 +98,9 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	sampled := new(contention)
+	mux.Handle("GET /debug/pprof/block", sampled.handler("block"))
+	mux.Handle("GET /debug/pprof/mutex", sampled.handler("mutex"))
 	return mux
 }
 
