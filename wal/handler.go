@@ -29,6 +29,10 @@ type OpenOptions struct {
 	// to put on record, durably, that this node's log ends can't be trusted; the next start finds nothing wrong any more.
 	// An error ends the recovery. Ignored without Replicated.
 	Suspect func(reason error) error
+	// Deleted tells which topics were deleted, as far as that is known when it is called: the metadata may have been handed
+	// over already, by this journal or one opened before. What there is of such a topic isn't served, reported or replayed;
+	// its files are removed in the background, as after DropTopic, which a crash has then come before. nil knows of none.
+	Deleted func(topic uint16) bool
 	// Now is a monotonic clock to take Recovery.Duration with; nil leaves it 0.
 	Now func() time.Duration
 }

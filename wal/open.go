@@ -296,7 +296,52 @@ func (o *opener) readTopics() error {
 			return err
 		}
 	}
+	for _, topic := range slices.Sorted(maps.Keys(o.s.topics)) {
+		if _, renamed := o.deleted[topic]; renamed || o.isDeleted(topic) {
+			o.forgetTopic(topic)
+		}
+	}
 	return nil
+}
+
+// isDeleted tells whether the metadata that was read so far says that a topic was deleted.
+func (o *opener) isDeleted(topic uint16) bool {
+	return o.o.Deleted != nil && o.rec.Metadata == nil && o.o.Deleted(topic)
+}
+
+// forgetTopic begins the deletion of a topic that was deleted before a crash. Nothing is changed on the disk before the
+// recovery is over.
+func (o *opener) forgetTopic(topic uint16) {
+	o.s.log.Info("going on with the deletion of a topic", "topic", topic)
+	o.deleted[topic] = struct{}{}
+	delete(o.s.dropped, topic) // of a directory that has its new name already
+	o.s.DropTopic(topic)
+}
+
+// forgetTopics does so for the topics that the journal was found to have deleted.
+func (o *opener) forgetTopics() {
+	topics := maps.Clone(o.s.topics)
+	for _, st := range o.s.order {
+		if st.id.Kind == Messages {
+			topics[st.id.Topic] = struct{}{}
+		}
+	}
+	for _, topic := range slices.Sorted(maps.Keys(topics)) {
+		if _, known := o.deleted[topic]; !known && o.isDeleted(topic) {
+			o.forgetTopic(topic)
+		}
+	}
+}
+
+// announce tells of the partitions that are quarantined.
+func (o *opener) announce() {
+	for _, r := range o.s.reports {
+		if st := o.s.streams[r.Stream]; st != nil {
+			o.s.announce(st, r)
+			o.rec.Quarantined = append(o.rec.Quarantined, r)
+		}
+	}
+	o.s.reports = nil
 }
 
 // readPartitions finds every partition of the journal and where it is to go on.
@@ -442,15 +487,16 @@ func (o *opener) spill() error {
 // settle ends the recovery once the journal is known to be good.
 func (o *opener) settle(found *journalRecovery) error {
 	s := o.s
+	if err := o.checkLogs(); err != nil {
+		return err
+	}
+	o.forgetTopics()
 	for i := range o.scanned {
-		if c := &o.scanned[i]; c.err != nil && c.st.next == c.next {
+		if c := &o.scanned[i]; c.err != nil && c.st.next == c.next && !c.st.dropped {
 			// Nothing in the journal takes the place of what can't be read.
 			c.st.abandonActive()
 			s.quarantine(c.st, c.err)
 		}
-	}
-	if err := o.checkLogs(); err != nil {
-		return err
 	}
 	for _, st := range slices.Clone(s.order) {
 		if err := o.unaccounted(st, 0); err != nil && st.id.Kind == Messages {
@@ -483,7 +529,7 @@ func (o *opener) settle(found *journalRecovery) error {
 			o.rec.LastTimes[st.id] = max(o.rec.LastTimes[st.id], st.lastMs)
 		}
 	}
-	o.rec.Quarantined = append(o.rec.Quarantined, s.reports...)
+	o.announce()
 	o.rec.Torn, o.rec.Suspect = found.Torn, found.Suspect
 	if o.o.Replicated {
 		o.rec.Pending, o.rec.Log = o.gate.pending, LogEnd{Last: o.gate.last, Committed: o.gate.handed}

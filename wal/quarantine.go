@@ -71,7 +71,7 @@ func (r *QuarantineReport) encode() []byte {
 }
 
 // quarantine stops the reads of a partition and writes a report beside its files. What is committed from now on is
-// still written.
+// still written. During recovery only the first is done: announce follows when it is known which topics were deleted.
 func (s *Store) quarantine(st *stream, err error) {
 	if st.bad != nil {
 		return
@@ -82,8 +82,16 @@ func (s *Store) quarantine(st *stream, err error) {
 	if st.report == "" {
 		r.Report = filepath.Join(st.dir, reportPrefix+fmt.Sprint(r.TimeMs)+reportSuffix)
 	}
-	s.log.Error("quarantined: its files aren't served until they are repaired", "stream", st.id, "report", r.Report, "err", err)
-	s.reports = append(s.reports, r)
+	if s.recovering {
+		s.reports = append(s.reports, r)
+		return
+	}
+	s.announce(st, r)
+}
+
+// announce tells everybody that a partition is quarantined.
+func (s *Store) announce(st *stream, r QuarantineReport) {
+	s.log.Error("quarantined: its files aren't served until they are repaired", "stream", st.id, "report", r.Report, "err", r.Err)
 	if st.report == "" {
 		st.report = r.Report
 		s.publish.add(&publication{

@@ -212,7 +212,7 @@ type Store struct {
 	freeAt   time.Duration
 	freeBusy bool
 
-	reports []QuarantineReport
+	reports []QuarantineReport // found by the recovery and not announced yet
 	closing closeState
 
 	onWritten    func(RoundNumber)

@@ -34,6 +34,8 @@ type drop struct {
 	// path is the directory's new name.
 	path string
 	busy bool
+	// unlisted says that the checkpoint table was begun in dropSweeping: it doesn't name the topic.
+	unlisted bool
 	// dirs are the directories to remove, innermost last; files are files of the last one.
 	dirs  []string
 	files []string
@@ -95,6 +97,9 @@ func (s *Store) stepDrops() {
 func (s *Store) stepDrop(d *drop) {
 	switch d.phase {
 	case dropWaiting:
+		if s.recovering {
+			return // nothing is moved before the recovery is known to succeed
+		}
 		for _, st := range d.streams {
 			if st.busy || st.jobs > 0 || st.inPass {
 				return
@@ -149,10 +154,17 @@ func (s *Store) closeStream(st *stream) {
 	}
 }
 
-// sweptDrops is called when a checkpoint table is durable.
+// unlistDrops is called when a checkpoint table is made.
+func (s *Store) unlistDrops() {
+	for _, d := range s.drops {
+		d.unlisted = d.phase == dropSweeping
+	}
+}
+
+// sweptDrops is called when that table is durable.
 func (s *Store) sweptDrops() {
 	for _, d := range s.drops {
-		if d.phase == dropSweeping {
+		if d.phase == dropSweeping && d.unlisted {
 			d.phase = dropRemoving
 			d.dirs = append(d.dirs, d.path)
 		}

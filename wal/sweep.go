@@ -262,6 +262,7 @@ func (s *Store) writeTable() {
 	if s.err != nil {
 		return // as in chain
 	}
+	s.unlistDrops()
 	rows := 0
 	for i := range w.rows {
 		if !w.rows[i].st.dropped {
