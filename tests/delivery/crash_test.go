@@ -15,6 +15,7 @@ import (
 // poison message is in the dead-letter topic once, and no other message is. The journals are several, so that the steps of
 // a letter are in different ones.
 func TestCrash_EachPoisonMessageIsInOneLetter(t *testing.T) {
+	t.Parallel()
 	const messages, kills = 900, 6
 	dir := t.TempDir()
 	boot := func() *harness.Daemon {

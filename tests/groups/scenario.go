@@ -82,7 +82,7 @@ func Varied(seed uint64) Scenario {
 	s.Members = pick(rng, 2, 4, 8, 12)
 	s.Partitions = pick(rng, 1, 6, 12, 40)
 	s.Load = pick(rng, 10*time.Second, 20*time.Second, 40*time.Second)
-	s.PublishEvery = time.Duration(s.Partitions) * pick(rng, 500*time.Microsecond, time.Millisecond, 4*time.Millisecond)
+	s.PublishEvery = time.Duration(s.Partitions) * pick(rng, time.Millisecond, 2*time.Millisecond, 4*time.Millisecond)
 	s.FailOneIn = pick(rng, 5, 40, 500)
 	s.StepMax = pick(rng, 300*time.Millisecond, time.Second, 3*time.Second)
 	s.KillBroker = pick(rng, 0, 2, 6)
@@ -120,10 +120,7 @@ type run struct {
 
 // Run runs the scenario. The error names the promises that were found broken.
 func (s *Scenario) Run(ctx context.Context) (err error) {
-	if s.patience == 0 {
-		s.patience = defaultPatience
-	}
-	r := &run{Scenario: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), h: newHistory(), addr: harness.LastingAddr(), stop: make(chan struct{})}
+	r := newRun(s)
 	defer func() {
 		r.end()
 		if err != nil {
@@ -140,6 +137,13 @@ func (s *Scenario) Run(ctx context.Context) (err error) {
 		return errors.Join(err, r.h.err())
 	}
 	return errors.Join(r.finish(ctx), r.h.err())
+}
+
+func newRun(s *Scenario) *run {
+	if s.patience == 0 {
+		s.patience = defaultPatience
+	}
+	return &run{Scenario: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), h: newHistory(), addr: harness.LastingAddr(), stop: make(chan struct{})}
 }
 
 // calm tells whether nothing is ended by force.
@@ -376,6 +380,7 @@ func (r *run) frozen() (n int) {
 // drain waits until nothing is left to deliver. Those who are frozen stay so as long as they were meant to.
 func (r *run) drain(ctx context.Context) error {
 	began := time.Now()
+	done, lastDone := uint64(0), began
 	for {
 		if err := r.check(); err != nil {
 			return err
@@ -393,8 +398,11 @@ func (r *run) drain(ctx context.Context) error {
 			r.Logf("the rest took %v", time.Since(began).Round(time.Millisecond))
 			return nil
 		}
-		if time.Since(began) > r.patience {
-			return fmt.Errorf("after %v something is still to be delivered: %+v\n%s", r.patience, g, r.d.Log())
+		if n := g.Acknowledged + g.Dropped; n != done {
+			done, lastDone = n, time.Now()
+		}
+		if time.Since(lastDone) > r.patience {
+			return fmt.Errorf("nothing has happened for %v, and something is still to be delivered: %+v\n%s", r.patience, g, r.d.Log())
 		}
 		select {
 		case <-ctx.Done():
