@@ -76,6 +76,8 @@
 //	<data>/
 //	  journal/<id>/partitions.mmck            MMCK, how far every file is durable       checkpoint.go
 //	               dedup.mmdd                 MMDD, the producers' windows              checkpoint.go
+//	               catchup.mmcup              MMCUP, how far a catch-up has got         catchupstate.go
+//	  replica.mmrs                            MMRS, what a node of a cluster promised   replicastate.go
 //	  topics/<topic>/<partition>/
 //	               <sequence>.mqs             MMQS, a segment; records from <sequence>  segment.go
 //	               <sequence>.mqi             MMIX, its index and block sums            index.go

@@ -16,7 +16,8 @@ import (
 )
 
 // Finding is one thing that Inspect found in a file: *LogFound, *RecordFound, *PaddingFound, *IndexFound,
-// *CheckpointFound, *TableFound, *MarkFound, *SnapshotFound, *JournalFound, *RoundFound, *UnusedFound or *Damage.
+// *CheckpointFound, *TableFound, *MarkFound, *ReplicaFound, *CatchupFound, *SnapshotFound, *JournalFound, *RoundFound,
+// *UnusedFound or *Damage.
 // Findings come in the order of the file.
 type Finding interface{ finding() }
 
@@ -102,6 +103,22 @@ type MarkFound struct {
 	Sum uint64
 }
 
+// ReplicaFound is one slot of the state of a node of a cluster (MMRS).
+type ReplicaFound struct {
+	Offset     int64
+	Slot       int
+	Generation uint64
+	State      ReplicaState
+}
+
+// CatchupFound is one slot of the progress of a catch-up (MMCUP).
+type CatchupFound struct {
+	Offset     int64
+	Slot       int
+	Generation uint64
+	State      CatchupState
+}
+
 // SnapshotFound is a snapshot: the metadata (MMMS), the delivery cursors (MMCU) or the producers' windows (MMDD).
 type SnapshotFound struct {
 	Kind     SnapshotKind
@@ -128,6 +145,8 @@ func (*IndexFound) finding()      {}
 func (*CheckpointFound) finding() {}
 func (*TableFound) finding()      {}
 func (*MarkFound) finding()       {}
+func (*ReplicaFound) finding()    {}
+func (*CatchupFound) finding()    {}
 func (*SnapshotFound) finding()   {}
 func (*JournalFound) finding()    {}
 func (*RoundFound) finding()      {}
@@ -177,11 +196,18 @@ func InspectReader(path string, r io.ReaderAt, size int64, visit func(Finding) e
 }
 
 func (in *inspector) run() error {
-	magic, err := in.at(0, 4)
+	magic, err := in.at(0, len(catchupFormat.magic))
 	if err != nil {
 		return err
 	}
-	switch m := string(magic); {
+	if string(magic) == catchupFormat.magic || in.named(catchupFile) {
+		// Before the cursors, whose magic is the beginning of this one.
+		return in.states(catchupFormat, func(off int64, slot int, generation uint64, b []byte) (Finding, error) {
+			s, err := decodeCatchupState(b)
+			return &CatchupFound{Offset: off, Slot: slot, Generation: generation, State: s}, err
+		})
+	}
+	switch m := string(magic[:min(len(magic), 4)]); {
 	case m == string(magicSegment[:]):
 		return in.log(Messages)
 	case m == string(magicLedger[:]):
@@ -204,6 +230,11 @@ func (in *inspector) run() error {
 		return in.table()
 	case m == markMagic || in.named(markName):
 		return in.mark()
+	case m == replicaFormat.magic || in.named(replicaStateFile):
+		return in.states(replicaFormat, func(off int64, slot int, generation uint64, b []byte) (Finding, error) {
+			s, err := decodeReplicaState(b)
+			return &ReplicaFound{Offset: off, Slot: slot, Generation: generation, State: s}, err
+		})
 	}
 	return in.other()
 }
@@ -476,6 +507,37 @@ func (in *inspector) mark() error {
 		}
 		found := &MarkFound{Offset: off, Slot: i, Journal: journal, Generation: m.generation, Epoch: m.epoch, Round: m.round, Sum: m.sum}
 		if err := in.visit(found); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// states is a slot file, an MMRS or MMCUP. One slot may be torn: then the other one counts.
+func (in *inspector) states(format stateFormat, decode func(off int64, slot int, generation uint64, b []byte) (Finding, error)) error {
+	for i := range stateSlots {
+		off := int64(i) * stateSlotLen
+		b, err := in.at(off, stateSlotLen)
+		if err != nil {
+			return err
+		}
+		if len(b) < stateSlotLen {
+			return in.damage(off, int64(len(b)), errFileShort)
+		}
+		ok, err := format.check(in.path, b)
+		if err == nil && !ok {
+			err = errSlot
+		}
+		var found Finding
+		if err == nil {
+			found, err = decode(off, i, binary.BigEndian.Uint64(b[stateGenOffset:]), b)
+		}
+		if err != nil {
+			err = in.damage(off, stateSlotLen, err)
+		} else {
+			err = in.visit(found)
+		}
+		if err != nil {
 			return err
 		}
 	}

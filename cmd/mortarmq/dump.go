@@ -130,6 +130,10 @@ func (d *dumper) finding(f wal.Finding) error {
 	case *wal.MarkFound:
 		return d.print(f.Offset, "mark", fieldList{}.with("slot", f.Slot, "journal", f.Journal, "generation", f.Generation,
 			"epoch", f.Epoch, "round", f.Round, "sum", hex64(f.Sum)))
+	case *wal.ReplicaFound:
+		return d.replica(f)
+	case *wal.CatchupFound:
+		return d.catchup(f)
 	case *wal.SnapshotFound:
 		return d.snapshot(f)
 	case *wal.JournalFound:
@@ -269,6 +273,21 @@ func (d *dumper) record(f *wal.RecordFound) error {
 		fields = fields.with("key", d.clip(r.Key))
 	}
 	return d.print(f.Offset, "record", fields.with("value_bytes", len(r.Value), "value", d.clip(r.Value)))
+}
+
+func (d *dumper) replica(f *wal.ReplicaFound) error {
+	s := &f.State
+	return d.print(f.Offset, "node_state", fieldList{}.with("slot", f.Slot, "generation", f.Generation, "node", s.Node,
+		"cluster", fmt.Sprintf("%x", s.Cluster), "logs", s.Logs, "promised_epoch", s.Promised, "candidate", s.Candidate,
+		"forming", s.Forming, "learner", s.Learner, "suspect", s.Suspect))
+}
+
+func (d *dumper) catchup(f *wal.CatchupFound) error {
+	s := &f.State
+	return d.print(f.Offset, "catchup", fieldList{}.with("slot", f.Slot, "generation", f.Generation, "leader", s.Leader, "epoch", s.Epoch,
+		"from_index", s.From.Index, "from_epoch", s.From.Epoch, "target_index", s.Target.Index, "target_epoch", s.Target.Epoch,
+		"begun", unixMs(s.BegunMs), "streams", s.Streams, "streams_done", s.StreamsDone, "records", s.Records, "bytes", s.Bytes,
+		"metadata", s.Metadata, "cursors", s.Cursors, "windows", s.Windows))
 }
 
 // clip is what of a key or value is printed.
