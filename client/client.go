@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -13,14 +14,15 @@ import (
 )
 
 const (
-	// controlIdle is how long the connection for Declare, Lookup and DeleteTopic is kept without a request: shorter than
-	// the broker's patience, so that it needs no keepalive.
+	// controlIdle is how long the connection for Declare, Lookup and the like is kept without a request: shorter than the
+	// broker's patience, so that it needs no keepalive.
 	controlIdle = 10 * time.Second
-	// maxRedirects is how many times in a row a follower's hint is followed without a pause.
-	maxRedirects = 4
-	// maxCallAttempts bounds the attempts of Declare, Lookup and DeleteTopic, about a minute with the default backoff.
-	maxCallAttempts = 8
+	// callPatience is how long Declare, Lookup and the like go on trying, if their context allows it.
+	callPatience = time.Minute
 )
+
+// DefaultPort is the broker's client port, for addresses that name none.
+const DefaultPort = "7188"
 
 // Client knows the brokers and opens Producers and Consumers on them. It may be used by several goroutines.
 type Client struct {
@@ -29,10 +31,10 @@ type Client struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the sessions of producers and consumers
 
+	nodes nodes
+	scout scout
+
 	mu     sync.Mutex
-	addrs  []string
-	at     int    // the address in addrs to try next
-	leader string // what a follower said; tried first
 	closed bool
 
 	control chan *link // holds the control connection, or nil, when nobody uses it
@@ -55,41 +57,69 @@ type DeclareOptions struct {
 	Settings []byte
 }
 
-// Dial connects to a broker and authenticates. addr is host:port, or several of them separated by commas, the nodes of
-// one cluster. ctx bounds the first connection only. With several addresses they are tried in turn, once each.
+// Dial connects to a broker and authenticates. addr is host:port, or several of them separated by commas: the nodes of one
+// cluster, best all of them, in any order. Without a port it is DefaultPort. They are tried in turn, once each, and ctx
+// bounds that; from then on the Client finds the node that leads by itself, whenever it changes.
 func Dial(ctx context.Context, addr string, opts ...Option) (*Client, error) {
 	c := &Client{cfg: defaultConfig(), control: make(chan *link, 1)}
 	for _, opt := range opts {
 		opt(&c.cfg)
 	}
-	for a := range strings.SplitSeq(addr, ",") {
-		if a = strings.TrimSpace(a); a != "" {
-			c.addrs = append(c.addrs, a)
-		}
+	var err error
+	if c.nodes.addrs, err = parseAddrs(addr); err != nil {
+		return nil, fmt.Errorf("client: %w", err)
 	}
-	if len(c.addrs) == 0 {
-		return nil, errors.New("client: no address to connect to")
-	}
+	c.cfg.complete(len(c.nodes.addrs))
 	if err := c.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	var problems []error
-	for range c.addrs {
-		l, err := c.connect(ctx)
-		if err == nil {
-			c.idle = time.AfterFunc(controlIdle, c.dropControl)
-			c.control <- l
-			return c, nil
-		}
-		problems = append(problems, err)
-		if fatal(err) || ctx.Err() != nil {
-			break
-		}
+	l, err := c.dialAny(ctx)
+	if err != nil {
+		c.cancel()
+		return nil, err
 	}
-	c.cancel()
-	return nil, errors.Join(problems...)
+	c.idle = time.AfterFunc(controlIdle, c.dropControl)
+	c.control <- l
+	return c, nil
 }
+
+// dialAny tries the nodes in turn, once each.
+func (c *Client) dialAny(ctx context.Context) (*link, error) {
+	var problems []error
+	s := c.newSearch()
+	for addr := s.next(); addr != "" && ctx.Err() == nil; addr = s.next() {
+		l, err := openLink(ctx, &c.cfg, addr, s.timeout())
+		if err == nil {
+			return l, nil
+		}
+		s.failed(addr, false, err)
+		problems = append(problems, err)
+	}
+	switch len(problems) {
+	case 0:
+		return nil, fmt.Errorf("client: %w", ctx.Err())
+	case 1:
+		return nil, problems[0]
+	default:
+		return nil, &unreachable{problems}
+	}
+}
+
+// unreachable is why none of several nodes took the client.
+type unreachable struct{ problems []error }
+
+func (u *unreachable) Error() string {
+	var b strings.Builder
+	b.WriteString("none of the nodes could be used")
+	for i, err := range u.problems {
+		b.WriteString([]string{": ", "; "}[min(i, 1)])
+		b.WriteString(err.Error())
+	}
+	return b.String()
+}
+
+func (u *unreachable) Unwrap() []error { return u.problems }
 
 // Close ends every Producer and Consumer of the Client at once; what they had not finished fails with ErrClosed. Close
 // them first, each with its own Close, to finish in an orderly way.
@@ -107,51 +137,6 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// connect opens a connection to the leader, as far as it is known, otherwise to the next address. Each call is one
-// attempt.
-func (c *Client) connect(ctx context.Context) (*link, error) {
-	c.mu.Lock()
-	addr := c.leader
-	if addr == "" {
-		addr = c.addrs[c.at]
-	}
-	c.mu.Unlock()
-	l, err := openLink(ctx, &c.cfg, addr)
-	if err != nil {
-		c.avoid(addr)
-	}
-	return l, err
-}
-
-// avoid makes the next attempt go elsewhere.
-func (c *Client) avoid(addr string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.leader == addr {
-		c.leader = ""
-		return
-	}
-	if c.addrs[c.at] == addr {
-		c.at = (c.at + 1) % len(c.addrs)
-	}
-}
-
-// redirect follows the hint of err, the refusal of a node that does not lead. It reports whether there was one.
-func (c *Client) redirect(from string, err error) bool {
-	leader, redirected := leaderOf(err)
-	if !redirected {
-		return false
-	}
-	c.avoid(from)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if leader != "" && leader != from {
-		c.leader = leader
-		return true
-	}
-	return false
-}
-
 // session is a Producer's or Consumer's side of a connection that is opened again when it breaks.
 type session interface {
 	// serve uses l until it breaks. progress says that it did something useful, so the next pause starts small again.
@@ -164,10 +149,12 @@ type session interface {
 
 // run keeps s connected until ctx ends or an error that no reconnection can mend.
 func (c *Client) run(ctx context.Context, s session) {
-	failures, redirects := 0, 0
+	way := c.newSearch()
 	for {
-		l, err := c.connect(ctx)
-		if err == nil {
+		addr := way.next()
+		l, err := openLink(ctx, &c.cfg, addr, way.timeout())
+		opened := err == nil
+		if opened {
 			var progress bool
 			since := time.Now()
 			stop := context.AfterFunc(ctx, l.close)
@@ -175,28 +162,32 @@ func (c *Client) run(ctx context.Context, s session) {
 			stop()
 			l.close()
 			if progress || time.Since(since) > c.cfg.backoffMax {
-				failures, redirects = 0, 0
+				way.succeeded()
 			}
 		}
 		if ctx.Err() != nil {
 			s.ended(ErrClosed)
 			return
 		}
-		if fatal(err) {
-			s.ended(err)
-			return
-		}
 		if end := s.down(err); end != nil {
 			s.ended(end)
 			return
 		}
-		if l != nil && c.redirect(l.addr, err) && redirects < maxRedirects {
-			redirects++
+		way.failed(addr, opened, err)
+		if next := way.next(); next != "" {
+			c.cfg.logger.Info("connection lost, trying another node", "error", err, "next", next)
 			continue
 		}
-		pause := c.cfg.backoff(failures)
-		failures++
-		c.cfg.logger.Warn("connection lost, reconnecting", "error", err, "pause", pause)
+		if end := way.hopeless(); end != nil {
+			s.ended(end)
+			return
+		}
+		level := slog.LevelWarn
+		if way.elections > 0 && way.electing {
+			level = slog.LevelInfo // said before: the cluster has no leader yet
+		}
+		pause := way.pause()
+		c.cfg.logger.Log(ctx, level, "connection lost, reconnecting", "error", err, "pause", pause)
 		if sleep(ctx, pause) != nil {
 			s.ended(ErrClosed)
 			return
@@ -271,8 +262,8 @@ func (c *Client) declare(ctx context.Context, what string, m *protocol.Declare) 
 	return Topic{ID: r.TopicID, Name: string(m.Topic), Partitions: r.Partitions, Created: !r.Existed}, nil
 }
 
-// call sends one idempotent request over the control connection and waits for the answer. Broken connections,
-// redirections and retriable refusals are tried again until ctx ends, at most maxCallAttempts times.
+// call sends one idempotent request over the control connection and waits for the answer. Broken connections, nodes that
+// do not lead and retriable refusals are dealt with by trying again until ctx or callPatience ends.
 func (c *Client) call(ctx context.Context, op protocol.Op, frame []byte) ([]byte, error) {
 	var l *link
 	select {
@@ -284,54 +275,72 @@ func (c *Client) call(ctx context.Context, op protocol.Op, frame []byte) ([]byte
 		c.idle.Reset(controlIdle)
 		c.control <- l
 	}()
+	deadline := time.Now().Add(callPatience)
+	way := c.newSearch()
 	var last error
-	redirects := 0
-	for attempt := 0; ; attempt++ {
+	for {
 		if c.ctx.Err() != nil {
 			return nil, ErrClosed
 		}
 		reused := l != nil
-		result, err := c.tryCall(ctx, &l, op, frame)
+		result, addr, err := c.tryCall(ctx, &l, way, op, frame)
 		if err == nil {
 			return bytes.Clone(result), nil // it lies in the buffer of the connection, which is given back here
 		}
 		if ctx.Err() != nil {
-			return nil, errors.Join(ctx.Err(), last)
+			return nil, outOfTime(ctx.Err(), last)
 		}
 		last = err
-		if attempt+1 >= maxCallAttempts {
+		code, refused := protocol.CodeOf(err)
+		switch {
+		case !refused && reused:
+			continue // the old connection was dead; a new one is opened at once
+		case refused && !fatal(err) && !elsewhere(err) && !code.Retriable():
 			return nil, err
 		}
-		if leader, redirected := leaderOf(err); redirected {
-			if leader != "" && redirects < maxRedirects {
-				redirects++
+		if l == nil {
+			way.failed(addr, refused, err)
+			if way.next() != "" {
 				continue
 			}
-		} else if code, refused := protocol.CodeOf(err); refused && !code.Retriable() {
-			return nil, err
-		} else if !refused && reused {
-			continue // the old connection was dead; a new one is opened at once
+			if end := way.hopeless(); end != nil {
+				return nil, end
+			}
 		}
-		if err := sleep(ctx, c.cfg.backoff(attempt)); err != nil {
-			return nil, errors.Join(err, last)
+		way.waitFor(err)
+		pause := way.pause()
+		if time.Now().Add(pause).After(deadline) {
+			return nil, err
+		}
+		if ctxErr := sleep(ctx, pause); ctxErr != nil {
+			return nil, outOfTime(ctxErr, err)
 		}
 	}
 }
 
-// tryCall makes one attempt on *l, which it opens if it is nil, and closes and clears when it is of no use any more.
-func (c *Client) tryCall(ctx context.Context, l **link, op protocol.Op, frame []byte) ([]byte, error) {
+// outOfTime is the error of a call whose context has ended; last is what the attempt before failed with.
+func outOfTime(ctxErr, last error) error {
+	if last == nil {
+		return ctxErr
+	}
+	return fmt.Errorf("%w; the last attempt: %w", ctxErr, last)
+}
+
+// tryCall makes one attempt on *l, which it opens if it is nil, and closes and clears when it is of no use any more. addr
+// is the node that was tried.
+func (c *Client) tryCall(ctx context.Context, l **link, way *search, op protocol.Op, frame []byte) (result []byte, addr string, err error) {
 	if *l == nil {
-		opened, err := c.connect(ctx)
+		addr = way.next()
+		opened, err := openLink(ctx, &c.cfg, addr, way.timeout())
 		if err != nil {
-			return nil, err
+			return nil, addr, err
 		}
 		*l = opened
 	}
 	used := *l
 	stop := context.AfterFunc(ctx, used.close)
 	stopClosing := context.AfterFunc(c.ctx, used.close)
-	_, err := used.nc.Write(frame)
-	var result []byte
+	_, err = used.nc.Write(frame)
 	if err == nil {
 		result, err = used.answer(op)
 	}
@@ -340,17 +349,19 @@ func (c *Client) tryCall(ctx context.Context, l **link, op protocol.Op, frame []
 		*l = nil // ctx has ended, the connection is closed
 	}
 	if err == nil {
-		return result, nil
+		return result, used.addr, nil
 	}
 	var refusal *Error
-	if isRefusal := errors.As(err, &refusal); !isRefusal || refusal.Code.Closes() || refusal.Code == protocol.CodeStaleLeaderEpoch {
+	if isRefusal := errors.As(err, &refusal); !isRefusal || c.leaves(refusal) {
 		used.close()
 		*l = nil
-		if !c.redirect(used.addr, err) {
-			c.avoid(used.addr)
-		}
 	}
-	return nil, err
+	return nil, used.addr, err
+}
+
+// leaves reports whether a refused request is tried on another connection, at another node if there is one.
+func (c *Client) leaves(refusal *Error) bool {
+	return refusal.Code.Closes() || fatal(refusal) || elsewhere(refusal) || (withoutQuorum(refusal.Code) && c.nodes.count() > 1)
 }
 
 // dropControl closes the control connection when it has been idle.

@@ -41,6 +41,7 @@ type Consumer struct {
 	cancel    context.CancelFunc
 	done      chan struct{} // the session has ended
 	joined    chan struct{} // closed with the first successful SUB, or at the end
+	link      *link         // belongs to the session's goroutine
 	joinOnce  sync.Once
 	messages  chan *Message
 	pump      sync.Once

@@ -28,6 +28,7 @@ func (k *Consumer) serve(l *link) (progress bool, err error) {
 		return false, err
 	}
 	k.joinOnce.Do(func() { close(k.joined) })
+	k.link = l // only read by this goroutine
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -126,10 +127,10 @@ func (k *Consumer) disconnect() {
 	}
 	for k.answers.len() > 0 {
 		a := k.answers.pop()
-		a.tell(errConnectionLost)
+		a.tell(ErrConnectionLost)
 	}
 	for _, a := range k.retry {
-		a.tell(errConnectionLost)
+		a.tell(ErrConnectionLost)
 	}
 	k.retry, k.stuck = nil, 0
 	k.takers.Broadcast()
@@ -195,18 +196,17 @@ func (k *Consumer) frame(op protocol.Op, payload []byte) error {
 func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 	if refusal != nil {
 		switch refusal.Code {
-		case protocol.CodeStaleLeaderEpoch:
-			return refusal
 		case protocol.CodeUnknownMember: // removed: join anew
 			k.dropMembership()
 			return refusal
 		case protocol.CodeUnknownGroup, protocol.CodeUnknownTopic: // deleted
 			return refusal
 		default:
-			if refusal.Code.Closes() {
+			if refusal.Code.Closes() || elsewhere(refusal) || fatal(refusal) {
 				return refusal
 			}
 		}
+		k.client.doubt(k.link, refusal.Code)
 	}
 	switch op {
 	case protocol.OpAck, protocol.OpNack:
@@ -235,19 +235,18 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 // takes any refusal that waiting does not help against as an answer.
 func (k *Consumer) down(err error) error {
 	code, refused := protocol.CodeOf(err)
-	if !refused {
+	if !refused || fatal(err) || elsewhere(err) { // another node may take it
 		return nil
 	}
 	select {
 	case <-k.joined:
 	default:
-		if !code.Retriable() && code != protocol.CodeStaleLeaderEpoch {
+		if !code.Retriable() {
 			return err
 		}
 	}
 	switch code {
-	case protocol.CodeUnknownTopic, protocol.CodeMalformedPayload, protocol.CodeMetadataQuarantined,
-		protocol.CodeGroupExistsMismatch, protocol.CodeUnknownGroup:
+	case protocol.CodeUnknownTopic, protocol.CodeMalformedPayload, protocol.CodeGroupExistsMismatch, protocol.CodeUnknownGroup:
 		return err
 	default:
 		return nil

@@ -64,7 +64,7 @@ func (k *Consumer) finish(m *Message, op protocol.Op, reason protocol.NackReason
 // request sends an ACK or NACK and remembers that its answer is to come.
 func (k *Consumer) request(a answer) {
 	if k.gone {
-		a.tell(errConnectionLost) // as for what is still in hand when it is closed
+		a.tell(ErrConnectionLost) // as for what is still in hand when it is closed
 		return
 	}
 	m := a.m

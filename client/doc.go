@@ -29,18 +29,29 @@
 // # Errors
 //
 // A refusal of the broker is an *Error, matched by its code: errors.Is(err, client.ErrUnknownTopic), or any other code
-// of package protocol. Lost connections, moved leaders and refusals that ask for patience are dealt with inside and only
-// show in the log (WithLogger), until a limit named in the options is reached.
+// of package protocol. What arises in the library is matched the same way: ErrClosed, ErrDeliveryTimeout,
+// ErrDeliveryEnded and so on; the end of a context is context.Canceled or context.DeadlineExceeded, with the last attempt's
+// error beside it. Lost connections, moved leaders and refusals that ask for patience are dealt with inside and only show
+// in the log (WithLogger), until a limit named in the options is reached.
 //
 // # Connections
 //
-// A Producer and a Consumer each have a connection of their own, the Client one for Declare, Lookup and DeleteTopic that
-// is closed after some idle seconds. A broken connection is opened again after 500 ms, 1 s, 2 s ... 30 s plus some
-// random time, at the next address; a node that is not the leader names the leader, which is then tried at once.
+// A Producer and a Consumer each have a connection of their own, the Client one for Declare, Lookup and the like that is
+// closed after some idle seconds. When one breaks it is opened again:
 //
-//	connecting --CONNECT OK--> serving --connection lost, 0x6005--> pausing --> connecting
-//	    |                         |
-//	    +---- token or version refused: the Producer or Consumer ends with that error
+//	        +-------------------------- node by node --------------------------+
+//	        v                                                                  |
+//	connecting --CONNECT OK--> serving --lost, silent, or 0x6005 (no leader)---+--all were tried--> pausing
+//	    |   ^                                                                                          |
+//	    |   +------------------------------------------------------------------------------------------+
+//	    +---- no node takes the token or the version: the Producer or Consumer ends with that error
+//
+// Of the nodes that Dial was given each is tried once, beginning with the one that is said to lead: a node that does not
+// lead names the leader in its refusal. Then there is a pause, of 500 ms, 1 s, 2 s ... 30 s plus some random time; while
+// nodes answer but none leads yet, of 100 ms to 1 s. What a Producer had sent without an answer is sent again with the same
+// sequences, and a Consumer rejoins as the member that it was, so a failover shows as latency only. A leader that has lost
+// its followers refuses what writes; then the others are asked in the background whether one of them leads, and only if so
+// is it left.
 //
 // # How a Producer keeps order without losing or doubling messages
 //
@@ -62,8 +73,9 @@
 //
 // While revoking, nothing new of the partition is begun; it is confirmed when what had begun is ended and its ACKs are
 // sent and ConsumerOptions.OnRevoke has returned, or after 4 s. OnAssign and OnRevoke let an application load and save
-// what it keeps per partition: as long as nobody dies, one member is between the two at a time. A heartbeat goes out every 3 s. After a lost connection the member rejoins and keeps its
-// partitions, or joins as a new one where it is too late for that; all deliveries of the old connection are over then.
+// what it keeps per partition: as long as nobody dies, one member is between the two at a time. A heartbeat goes out every
+// 3 s. After a lost connection the member rejoins and keeps its partitions, or joins as a new one where it is too late for
+// that; all deliveries of the old connection are over then.
 //
 // The broker sends while there is credit: each message costs 1 and the bytes of its key and value. The library returns
 // the cost of every message that has ended, however it did, in batches of 32 messages, 1 MiB, half of the window or

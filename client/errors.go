@@ -2,7 +2,6 @@ package client
 
 import (
 	"errors"
-	"strings"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
@@ -41,30 +40,22 @@ var (
 	// ErrReject, returned (or wrapped) by a Handler, sends the message straight to the group's dead-letter topic.
 	ErrReject = errors.New("client: message rejected")
 
-	errConnectionLost = errors.New("client: connection lost")
+	// ErrConnectionLost is returned by AckSync when the connection broke before the broker's answer: the ACK may or may not
+	// count, and the broker delivers the message again if it does not.
+	ErrConnectionLost = errors.New("client: connection lost")
 )
 
-// fatal reports whether reconnecting cannot help: the broker does not accept this client.
+// fatal reports whether reconnecting to the same node cannot help: it does not accept this client, or serves nobody until
+// an operator has repaired it.
 func fatal(err error) bool {
 	code, ok := protocol.CodeOf(err)
 	if !ok {
 		return false
 	}
-	return code == protocol.CodeAuthFailed || code == protocol.CodeUnsupportedVersion || code == protocol.CodeUnknownOp
-}
-
-// leaderOf takes the leader's address out of the text of a follower's refusal, "leader=<node_id> <host:port>".
-func leaderOf(err error) (addr string, redirected bool) {
-	var refusal *Error
-	if !errors.As(err, &refusal) || refusal.Code != protocol.CodeStaleLeaderEpoch {
-		return "", false
+	switch code {
+	case protocol.CodeAuthFailed, protocol.CodeUnsupportedVersion, protocol.CodeUnknownOp, protocol.CodeMetadataQuarantined:
+		return true
+	default:
+		return false
 	}
-	_, rest, found := strings.Cut(refusal.Message, "leader=")
-	if !found {
-		return "", true
-	}
-	if words := strings.Fields(rest); len(words) >= 2 && strings.Contains(words[1], ":") {
-		return words[1], true
-	}
-	return "", true
 }

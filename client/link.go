@@ -28,15 +28,15 @@ type link struct {
 	start, end int // the received bytes not yet taken
 }
 
-// openLink connects to addr and authenticates, within the dial timeout.
-func openLink(ctx context.Context, cfg *config, addr string) (*link, error) {
-	ctx, cancel := context.WithTimeout(ctx, cfg.dialTimeout)
+// openLink connects to addr and authenticates, within timeout.
+func openLink(ctx context.Context, cfg *config, addr string, timeout time.Duration) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	nc, err := cfg.dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", addr, err)
 	}
-	l := &link{nc: nc, addr: addr, silence: cfg.dialTimeout, buf: make([]byte, readBuffer)}
+	l := &link{nc: nc, addr: addr, silence: timeout, buf: make([]byte, readBuffer)}
 	stop := context.AfterFunc(ctx, l.close)
 	defer stop()
 	connect := protocol.Connect{Version: protocol.WireVersion, Token: cfg.token}
@@ -153,12 +153,27 @@ func answerTo(op, got protocol.Op, payload []byte) (result []byte, answered bool
 }
 
 // backoff is the pause before attempt n (from 0): first * 2^n with up to a quarter added at random, at most longest.
-func (c *config) backoff(n int) time.Duration {
-	d := c.backoffMax
-	if n < 32 && c.backoffMin<<n < c.backoffMax && c.backoffMin<<n > 0 {
-		d = c.backoffMin << n
+func (c *config) backoff(n int) time.Duration { return backoff(c.backoffMin, c.backoffMax, n) }
+
+// electionBackoff is the pause before attempt n while a cluster elects a leader.
+func (c *config) electionBackoff(n int) time.Duration {
+	return backoff(min(c.backoffMin, electionPause), min(c.backoffMax, maxElectionPause), n)
+}
+
+// refusalBackoff is the pause before a request that was refused with code is sent again, for the time n.
+func (c *config) refusalBackoff(code protocol.ErrorCode, n int) time.Duration {
+	if withoutQuorum(code) {
+		return c.electionBackoff(n) // as long as a new leader opens its epoch
 	}
-	return min(d+rand.N(d/4+1), c.backoffMax)
+	return c.backoff(n)
+}
+
+func backoff(first, longest time.Duration, n int) time.Duration {
+	d := longest
+	if n < 32 && first<<n < longest && first<<n > 0 {
+		d = first << n
+	}
+	return min(d+rand.N(d/4+1), longest)
 }
 
 // sleep waits for d or the end of ctx.

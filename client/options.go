@@ -24,16 +24,36 @@ type config struct {
 	dial        func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
+// Times of a connection. It counts as dead after silences keepalives without a frame from the broker, but not sooner than
+// minSilence.
+const (
+	singleKeepalive  = 15 * time.Second
+	clusterKeepalive = 5 * time.Second
+	silences         = 3
+	minSilence       = 5 * time.Second
+)
+
 func defaultConfig() config {
 	return config{
 		logger:      slog.New(slog.DiscardHandler),
 		dialTimeout: 5 * time.Second,
-		keepalive:   15 * time.Second,
-		silence:     45 * time.Second,
 		tick:        time.Second,
 		backoffMin:  500 * time.Millisecond,
 		backoffMax:  30 * time.Second,
 		dial:        (&net.Dialer{}).DialContext,
+	}
+}
+
+// complete fills in the defaults that depend on the number of nodes.
+func (c *config) complete(nodes int) {
+	if c.keepalive == 0 {
+		c.keepalive = singleKeepalive
+		if nodes > 1 { // there is somewhere else to go
+			c.keepalive = clusterKeepalive
+		}
+	}
+	if c.silence == 0 {
+		c.silence = max(silences*c.keepalive, minSilence)
 	}
 }
 
@@ -67,12 +87,15 @@ func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l }
 // WithDialTimeout bounds one attempt to connect and authenticate. The default is 5 s.
 func WithDialTimeout(d time.Duration) Option { return func(c *config) { c.dialTimeout = d } }
 
-// WithKeepalive sets after how long without a request a PING is sent. The default is 15 s; the broker closes a
-// connection after 45 s of silence.
+// WithKeepalive sets after how long without a request a PING is sent, at most 40 s: the broker closes a connection after
+// 45 s of silence. A broker that has sent nothing for three times as long, and at least 5 s, counts as dead. The default
+// is 15 s, and 5 s where Dial was given several nodes.
 func WithKeepalive(d time.Duration) Option { return func(c *config) { c.keepalive = d } }
 
 // WithBackoff sets the first and the longest pause between attempts to reconnect, and between retries of what the
-// broker asked to retry. The pause doubles each time and has some randomness. The default is 500 ms and 30 s.
+// broker asked to retry. The pause doubles each time and has some randomness. The default is 500 ms and 30 s. Of several
+// nodes each is tried once before a pause. While a cluster elects its leader the pauses are 100 ms to 1 s, if those are not
+// shorter.
 func WithBackoff(first, longest time.Duration) Option {
 	return func(c *config) { c.backoffMin, c.backoffMax = first, longest }
 }

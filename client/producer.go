@@ -24,6 +24,7 @@ type Producer struct {
 
 	cancel context.CancelFunc
 	done   chan struct{} // the session has ended
+	link   *link         // belongs to the session's goroutine
 
 	mu       sync.Mutex
 	closed   bool  // no more Sends

@@ -125,7 +125,8 @@ func (p *Producer) settle(part *partition) {
 		return
 	}
 	part.resending = true
-	pause := p.client.cfg.backoff(part.failures)
+	code, _ := protocol.CodeOf(part.last)
+	pause := p.client.cfg.refusalBackoff(code, part.failures)
 	part.failures++
 	time.AfterFunc(pause, func() {
 		p.mu.Lock()
@@ -173,6 +174,7 @@ func (p *Producer) serve(l *link) (progress bool, err error) {
 	p.broadcast()
 	p.unlock(nil)
 
+	p.link = l // only read by this goroutine
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -319,9 +321,10 @@ func (p *Producer) stored(result []byte) error {
 // refused handles an ERR.
 func (p *Producer) refused(refusal *protocol.Error) error {
 	code := refusal.Code
-	if code == protocol.CodeStaleLeaderEpoch {
+	if elsewhere(refusal) {
 		return refusal // everything unanswered goes to the leader
 	}
+	p.client.doubt(p.link, code)
 	if refusal.RequestOp != protocol.OpPub {
 		if code.Closes() {
 			return refusal
@@ -376,7 +379,7 @@ func (p *Producer) fail(part *partition, cause error) {
 // down is called while there is no connection. Partitions that fail for too long give up.
 func (p *Producer) down(cause error) error {
 	if cause == nil {
-		cause = errConnectionLost
+		cause = ErrConnectionLost
 	}
 	p.mu.Lock()
 	if p.count > 0 {

@@ -16,7 +16,7 @@ import (
 
 func testContext(tb testing.TB) context.Context {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	tb.Cleanup(cancel)
 	return ctx
 }

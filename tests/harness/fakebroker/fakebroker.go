@@ -31,7 +31,7 @@ type Broker struct {
 	faults Faults
 	topics []*topic // by id - 1
 	groups map[string]*group
-	ln     net.Listener
+	open   map[net.Listener]struct{}
 	conns  map[*conn]struct{}
 	next   uint64 // delivery, notice and member ids
 	epoch  uint64
@@ -68,6 +68,7 @@ type group struct {
 	topic  uint16
 	cursor []cursor // by partition
 	sub    *subscription
+	member uint64 // the last one, which may rejoin
 }
 
 // cursor is a group's place in one partition.
@@ -78,6 +79,7 @@ type cursor struct {
 	returned  []uint64            // to deliver again
 	failed    map[uint64]uint16   // attempts
 	confirmed bool
+	owned     bool // confirmed, also while the member is away
 }
 
 type subscription struct {
@@ -92,6 +94,7 @@ type subscription struct {
 
 type conn struct {
 	b    *Broker
+	node *node // nil outside a Cluster
 	nc   net.Conn
 	subs []*subscription
 
@@ -103,7 +106,7 @@ type conn struct {
 
 // New returns a broker without topics that isn't listening.
 func New() *Broker {
-	return &Broker{groups: map[string]*group{}, conns: map[*conn]struct{}{}, epoch: 0}
+	return &Broker{groups: map[string]*group{}, open: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{}}
 }
 
 // SetFaults replaces the promises to break.
@@ -125,8 +128,16 @@ func (b *Broker) StartAt(listen string) (addr string, err error) {
 		return "", err
 	}
 	b.mu.Lock()
-	b.ln = ln
 	b.epoch++
+	b.mu.Unlock()
+	b.accept(ln, nil)
+	return ln.Addr().String(), nil
+}
+
+// accept serves what connects to ln until shut closes it.
+func (b *Broker) accept(ln net.Listener, n *node) {
+	b.mu.Lock()
+	b.open[ln] = struct{}{}
 	b.mu.Unlock()
 	b.wg.Go(func() {
 		for {
@@ -134,21 +145,25 @@ func (b *Broker) StartAt(listen string) (addr string, err error) {
 			if err != nil {
 				return
 			}
-			c := &conn{b: b, nc: nc, wake: make(chan struct{}, 1)}
+			c := &conn{b: b, node: n, nc: nc, wake: make(chan struct{}, 1)}
 			b.mu.Lock()
+			if _, open := b.open[ln]; !open { // accepted in the last moment
+				nc.Close()
+			}
 			b.conns[c] = struct{}{}
 			b.mu.Unlock()
 			b.wg.Go(c.readLoop)
 			b.wg.Go(c.writeLoop)
 		}
 	})
-	return ln.Addr().String(), nil
 }
 
 // Crash closes everything at once, answers that were not sent yet included, and applies the faults. Start goes on.
 func (b *Broker) Crash() {
 	b.mu.Lock()
-	b.ln.Close()
+	for ln := range b.open {
+		b.shut(ln)
+	}
 	for c := range b.conns {
 		c.nc.Close()
 	}
@@ -167,6 +182,12 @@ func (b *Broker) Crash() {
 			g.cursor[i].restart(b.faults)
 		}
 	}
+}
+
+// shut closes a listener. The lock is held.
+func (b *Broker) shut(ln net.Listener) {
+	ln.Close()
+	delete(b.open, ln)
 }
 
 func (b *Broker) damage(p *partition) {
@@ -248,6 +269,7 @@ func (c *conn) readLoop() {
 }
 
 func (c *conn) writeLoop() {
+	defer c.nc.Close()
 	var out []byte
 	for range c.wake {
 		c.mu.Lock()
@@ -275,9 +297,8 @@ func (c *conn) signal() {
 	}
 }
 
-// drop forgets the connection; what was in flight on it goes back.
+// drop forgets the connection; what was in flight on it goes back. The write loop sends what is left and closes it.
 func (c *conn) drop() {
-	c.nc.Close()
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
@@ -285,6 +306,11 @@ func (c *conn) drop() {
 	c.b.mu.Lock()
 	defer c.b.mu.Unlock()
 	delete(c.b.conns, c)
+	c.leave()
+}
+
+// leave ends the subscriptions of a connection; what was in flight goes back. The lock is held.
+func (c *conn) leave() {
 	for _, s := range c.subs {
 		if s.group.sub == s {
 			s.group.sub = nil

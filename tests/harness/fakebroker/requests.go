@@ -11,6 +11,10 @@ import (
 func (b *Broker) handle(c *conn, op protocol.Op, payload []byte) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if refusal := c.node.refuse(op, payload); refusal != nil {
+		c.send(protocol.AppendErr(nil, refusal.Code, op, refusal.Message))
+		return !refusal.Code.Closes()
+	}
 	var err error
 	switch op {
 	case protocol.OpConnect, protocol.OpPing, protocol.OpHeartbeat:
@@ -56,6 +60,9 @@ func (b *Broker) declare(c *conn, payload []byte) error {
 			c.send(res.AppendOK(nil))
 			return nil
 		}
+	}
+	if req.Flags&protocol.DeclareFlagLookup != 0 {
+		return protocol.CodeUnknownTopic
 	}
 	t := &topic{name: string(req.Topic)}
 	for range req.Partitions {
@@ -154,24 +161,38 @@ func (b *Broker) subscribe(c *conn, payload []byte) error {
 		}
 		b.groups[string(req.Group)] = g
 	}
-	if g.sub != nil {
+	rejoin := req.Flags&protocol.SubFlagRejoin != 0
+	switch {
+	case rejoin && req.MemberID != g.member:
+		return protocol.CodeUnknownMember
+	case rejoin && g.sub != nil:
+		g.sub.conn.leave()
+	case g.sub != nil:
 		return protocol.CodeGroupMemberLimit
+	case !rejoin:
+		b.next++
+		g.member = b.next
 	}
 	if req.CreditCount == 0 {
 		req.CreditCount, req.CreditBytes = 256, 2<<20
 	}
-	b.next++
-	s := &subscription{conn: c, id: uint16(len(c.subs) + 1), group: g, member: b.next, stream: req.Flags&protocol.SubFlagStream != 0,
+	s := &subscription{conn: c, id: uint16(len(c.subs) + 1), group: g, member: g.member, stream: req.Flags&protocol.SubFlagStream != 0,
 		credit: int(req.CreditCount), window: int(req.CreditCount), creditB: int(req.CreditBytes), windowB: int(req.CreditBytes)}
 	g.sub = s
 	c.subs = append(c.subs, s)
 	res := protocol.SubResult{SubscriptionID: s.id, MemberID: s.member, MembershipEpoch: 1, AssignmentEpoch: 1}
 	c.send(res.AppendOK(nil))
 	for p := range parts {
+		cur := &g.cursor[p]
+		if cur.owned = cur.owned && rejoin; cur.owned { // kept, without a notice
+			cur.confirmed = true
+			continue
+		}
 		n := protocol.Notice{NoticeID: uint64(s.id)<<16 | uint64(p), Kind: protocol.NoticeAssign, GroupID: 1, MembershipEpoch: 1,
 			AssignmentEpoch: 1, OwnershipEpoch: uint64(p) + 1, TopicID: req.TopicID, Partition: uint16(p), MemberID: s.member}
 		c.send(n.AppendFrame(nil))
 	}
+	b.pumpAll()
 	return nil
 }
 
@@ -184,7 +205,7 @@ func (b *Broker) confirm(c *conn, payload []byte) error {
 	if sub := int(req.NoticeID >> 16); sub >= 1 && sub <= len(c.subs) {
 		g := c.subs[sub-1].group
 		if p := int(req.NoticeID & 0xFFFF); p < len(g.cursor) {
-			g.cursor[p].confirmed = true
+			g.cursor[p].confirmed, g.cursor[p].owned = true, true
 		}
 	}
 	b.pumpAll()
