@@ -2,6 +2,7 @@ package harness
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 )
@@ -40,7 +41,8 @@ func (d *Daemon) GroupState(topic, group string) (*GroupState, error) {
 	return stats.Groups[0], nil
 }
 
-// Groups returns the numbers of all groups, sorted by name.
+// Groups returns the numbers of all groups, sorted by name, after it has checked that they add up as CheckSums does, with
+// one request however many they are.
 func (d *Daemon) Groups() ([]GroupSums, error) {
 	body, err := d.get("/groups")
 	if err != nil {
@@ -50,7 +52,11 @@ func (d *Daemon) Groups() ([]GroupSums, error) {
 	if err := json.Unmarshal(body, &all); err != nil {
 		return nil, fmt.Errorf("/groups: %w", err)
 	}
-	return all, nil
+	var errs []error
+	for i := range all {
+		errs = append(errs, all[i].check("/groups"))
+	}
+	return all, errors.Join(errs...)
 }
 
 // Settled tells whether the group has so many members, all connected, that share the partitions evenly and have confirmed
