@@ -1,0 +1,21 @@
+// Package replica is the replication protocol of a cluster, as two pure machines: they do no I/O, have no clock, no
+// goroutine and no lock, and know nothing of what the rounds hold.
+//
+//   - Log, one per log (a shard's journal), numbers a leader's rounds, matches a follower's with the leader's, and says how
+//     far the log is committed. It belongs to the shard's goroutine.
+//   - Node, one per broker, forms the cluster, elects leaders, keeps their leases, and decides whose word counts. It belongs
+//     to the control goroutine. What it wants done comes as outputs, to be carried out in their order.
+//
+// The host connects them: it carries out a Node's FenceLogs, FollowLeader, Lead, PeerJoined, PeerLeft and LeaderCommits by
+// calling the Logs' methods on their goroutines, and reports with Node.Fenced and Node.Progress.
+//
+// # What must hold in the host
+//
+//   - A Persist is durable before Persisted, a round before Flushed; nothing that failed is ever reported as durable.
+//   - Between FenceLogs and Fenced every log was fenced, and nothing leaves for a log under a lower epoch afterwards.
+//   - StopServing is in force before any later output is carried out, and every loop that serves compares Node.LeaseEnd with
+//     the clock before each batch.
+//   - Rounds that a leader has committed before its own disk had them (Log.Commit above Log.FlushedIndex) go to nobody
+//     before they are flushed here too.
+//   - The time handed to Receive was read after the message arrived.
+package replica

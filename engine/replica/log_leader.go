@@ -1,0 +1,182 @@
+package replica
+
+import "fmt"
+
+// Stamp is what a leader writes into a round that it seals.
+type Stamp struct {
+	Point  Point
+	Prev   Point // the round before
+	Commit Index // committed when the round was sealed
+	// Opening is set in the first round of an epoch.
+	Opening bool
+	// Ticket is to be handed to Flushed when the round is durable.
+	Ticket uint64
+}
+
+// Send is a round or a probe to be sent to a follower.
+type Send struct {
+	Epoch Epoch
+	// Prev is the round before: a follower that has another one there refuses.
+	Prev Point
+	// Index is the round to send, 0 for a probe, which carries no round: it tells the follower how far it agrees.
+	Index  Index
+	Commit Index
+}
+
+// Lead makes this node the log's leader in epoch. The log holds everything durable that the election found. The caller seals
+// the opening round next; followers get rounds once Join was called for them.
+func (l *Log) Lead(epoch Epoch) error {
+	if epoch < l.fence || epoch == l.epoch || epoch <= l.runs.lastEpoch() {
+		return fmt.Errorf("%w: lead epoch %d (fenced at %d, in epoch %d, last round %s)", ErrLogState, epoch, l.fence, l.epoch, l.Last())
+	}
+	l.fence, l.epoch, l.leading = epoch, epoch, true
+	l.opening = l.runs.last + 1
+	for i := range l.peers {
+		l.peers[i] = logPeer{node: l.peers[i].node}
+	}
+	return nil
+}
+
+// Opening returns the index of the leader's opening round: while Commit is below it, nothing may be answered.
+func (l *Log) Opening() Index { return l.opening }
+
+// Seal numbers the round that the leader writes next.
+func (l *Log) Seal() (Stamp, error) {
+	if !l.leading {
+		return Stamp{}, fmt.Errorf("%w: seal without leading", ErrLogState)
+	}
+	prev := l.Last()
+	ticket := l.wrote(l.epoch)
+	return Stamp{Point: l.Last(), Prev: prev, Commit: l.commit, Opening: l.runs.last == l.opening, Ticket: ticket}, nil
+}
+
+func (l *Log) peer(n NodeID) *logPeer {
+	for i := range l.peers {
+		if l.peers[i].node == n {
+			return &l.peers[i]
+		}
+	}
+	return nil
+}
+
+// Join tells a leader where a follower's log ends (Node's PeerJoined): rounds go there from now on. A new instance counts
+// from nothing again, whatever the one before had flushed. It returns ErrDivergent if the follower knows rounds as committed
+// that this log does not have or has otherwise.
+func (l *Log) Join(peer NodeID, epoch Epoch, instance Instance, voter bool, end End) error {
+	p := l.peer(peer)
+	if p == nil || !l.leading || epoch != l.epoch {
+		return fmt.Errorf("%w: node %d joins epoch %d (in epoch %d, leading %t)", ErrLogState, peer, epoch, l.epoch, l.leading)
+	}
+	if p.instance != instance {
+		*p = logPeer{node: peer, instance: instance}
+	}
+	p.voter = p.voter || voter
+	if err := l.position(p, end); err != nil {
+		return err
+	}
+	l.advance()
+	return nil
+}
+
+// position finds out where a follower's log leaves this one.
+func (l *Log) position(p *logPeer, end End) error {
+	p.joined = false
+	last, commit := end.Last, min(end.Commit, end.Last.Index)
+	if commit > l.runs.last {
+		return fmt.Errorf("%w: node %d has committed round %d, this log ends at %s", ErrDivergent, p.node, commit, l.Last())
+	}
+	agree := commit
+	switch e, known := l.runs.epochAt(last.Index); {
+	case known && e == last.Epoch:
+		agree = last.Index
+		p.flushed = max(p.flushed, agree)
+	case known && last.Index == commit:
+		return fmt.Errorf("%w: node %d has committed round %s, this log has %s", ErrDivergent, p.node, last, Point{Epoch: e, Index: last.Index})
+	default:
+		// Logs that have a round of one epoch each agree up to the older of the newest two.
+		if i, found := l.runs.lastOf(last.Epoch); found {
+			agree = max(agree, min(i, last.Index))
+		}
+	}
+	p.joined, p.next, p.probe = true, agree+1, true
+	return nil
+}
+
+// Rejected tells a leader that a follower refused a round or probe because its log ends at end, or isn't the leader's there.
+func (l *Log) Rejected(peer NodeID, epoch Epoch, instance Instance, end End) error {
+	p := l.peer(peer)
+	if p == nil || !l.leading || epoch != l.epoch || !p.joined || p.instance != instance {
+		return nil // of another epoch or life
+	}
+	return l.position(p, end)
+}
+
+// Left tells a leader that nothing can be sent to a follower: the connection is gone, or its next round is no longer in
+// memory and it has to catch up. What it has flushed still counts. It gets rounds again after Join.
+func (l *Log) Left(peer NodeID) {
+	if p := l.peer(peer); p != nil {
+		p.joined = false
+	}
+}
+
+// Next returns what to send to a follower next; false if there is nothing, or the follower hasn't joined.
+func (l *Log) Next(peer NodeID) (Send, bool) {
+	p := l.peer(peer)
+	if p == nil || !l.leading || !p.joined {
+		return Send{}, false
+	}
+	e, known := l.runs.epochAt(p.next - 1)
+	if !known {
+		// So far back that the epoch is forgotten: a committed round, and the follower knows it as one or checks nothing.
+		e = 0
+	}
+	s := Send{Epoch: l.epoch, Prev: Point{Epoch: e, Index: p.next - 1}, Commit: l.commit}
+	if p.next <= l.runs.last {
+		s.Index = p.next
+		return s, true
+	}
+	return s, p.probe
+}
+
+// Sent says that what Next returned was handed to the transport.
+func (l *Log) Sent(peer NodeID, s Send) {
+	p := l.peer(peer)
+	if p == nil || s.Epoch != l.epoch || !p.joined || s.Prev.Index+1 != p.next {
+		return
+	}
+	p.probe = false
+	if s.Index > 0 {
+		p.next = s.Index + 1
+	}
+}
+
+// Resend makes the leader send everything that a follower hasn't flushed once more: for a transport that had to drop rounds,
+// and for a follower that hasn't answered for long.
+func (l *Log) Resend(peer NodeID) {
+	if p := l.peer(peer); p != nil && p.joined {
+		p.next, p.probe = min(p.next, p.flushed+1), true
+	}
+}
+
+// PeerFlushed takes a follower's FLUSHED: its log agrees with the leader's and is durable up to index. voter is whether it
+// counts itself as one. Those of another epoch or instance say nothing. It reports whether Commit moved.
+func (l *Log) PeerFlushed(peer NodeID, epoch Epoch, instance Instance, voter bool, index Index) bool {
+	p := l.peer(peer)
+	if p == nil || !l.leading || epoch != l.epoch || p.instance != instance || instance == 0 || index > l.runs.last {
+		return false
+	}
+	p.voter = p.voter || voter
+	p.flushed = max(p.flushed, index)
+	before := l.commit
+	l.advance()
+	return l.commit > before
+}
+
+// PeerFlushedIndex returns what a follower has flushed, and the next round to be sent there; the host bounds the bytes
+// between them.
+func (l *Log) PeerFlushedIndex(peer NodeID) (flushed, next Index) {
+	if p := l.peer(peer); p != nil {
+		return p.flushed, p.next
+	}
+	return 0, 0
+}
