@@ -21,6 +21,15 @@ func (q *fifo[T]) push(v T) {
 	q.items = append(q.items, v)
 }
 
+func (q *fifo[T]) dropBack() {
+	var zero T
+	q.items[len(q.items)-1] = zero
+	q.items = q.items[:len(q.items)-1]
+	if q.head == len(q.items) {
+		q.items, q.head = q.items[:0], 0
+	}
+}
+
 func (q *fifo[T]) pop() {
 	var zero T
 	q.items[q.head] = zero

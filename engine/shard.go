@@ -26,6 +26,7 @@ const (
 	msgSnapshot                      // the store begins a sweep up to round and needs the producer windows
 	msgDrop                          // topic was deleted
 	msgQuarantine                    // the files of a partition turned out to be damaged
+	msgReplica                       // from the other nodes, or about the shard's role among them
 	msgClose                         // finish what is queued and stop
 )
 
@@ -37,6 +38,7 @@ type message struct {
 	batch    *pubBatch
 	proposal *proposal
 	round    wal.RoundNumber
+	replica  *replicaEvent
 }
 
 // proposal is a record that the coordinator wants in the journal.
@@ -68,7 +70,7 @@ var proposals = sync.Pool{New: func() any { return new(proposal) }}
 // submit queues a record of the ledger or the metadata log. value is copied.
 func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
 	if f := s.failure.Load(); f != nil {
-		return fmt.Errorf("%w: %s", protocol.CodeReadOnlyDegraded, *f)
+		return f.err()
 	}
 	p := proposals.Get().(*proposal)
 	p.stream, p.id, p.keyLen, p.value = stream, id, 0, append(p.value[:0], value...)
@@ -78,7 +80,7 @@ func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
 // submitMessage queues a message for a partition of a system topic. Key, head and value are copied.
 func (s *shard) submitMessage(stream wal.StreamID, id uint64, key, head, value []byte) error {
 	if f := s.failure.Load(); f != nil {
-		return fmt.Errorf("%w: %s", protocol.CodeReadOnlyDegraded, *f)
+		return f.err()
 	}
 	p := proposals.Get().(*proposal)
 	p.stream, p.id, p.keyLen = stream, id, len(key)
@@ -130,7 +132,16 @@ type answer struct {
 type roundAnswers struct {
 	round   wal.RoundNumber
 	answers []answer
+	repl    replicaRound // in a cluster
 }
+
+// refusal is the answer to what can't be acknowledged.
+type refusal struct {
+	code protocol.ErrorCode
+	text string
+}
+
+func (r *refusal) err() error { return fmt.Errorf("%w: %s", r.code, r.text) }
 
 // shard appends to one journal and answers when its rounds are committed. Its state belongs to one goroutine, locked to
 // its thread; everyone else posts to the inbox.
@@ -143,12 +154,15 @@ type shard struct {
 	done  chan struct{}
 
 	// Read by other goroutines.
-	queued  atomic.Int64           // bytes of publishes that wait in the inbox and the backlog
-	failure atomic.Pointer[string] // why nothing more is acknowledged
+	queued  atomic.Int64            // bytes of publishes that wait in the inbox and the backlog
+	failure atomic.Pointer[refusal] // why nothing more is acknowledged
 	stats   shardStats
 	device  deviceRef
 
 	// The rest is the goroutine's.
+	// repl is the shard's part in a cluster, nil on a node on its own.
+	repl *replication
+
 	disk      Device
 	journal   *wal.Journal
 	dedup     *dedup
@@ -158,6 +172,8 @@ type shard struct {
 	epoch     wal.Epoch
 	// closing: finish what is queued; ended: that is done.
 	closing, ended bool
+	// published is the newest round that coordinator and store were given.
+	published wal.RoundNumber
 	// sweepBytes were committed since a sweep was last asked for.
 	sweepBytes int64
 	// quietBytes were handed over without a wake-up; at nudgeAt, if it is not 0, the wake-up is due.
@@ -194,8 +210,13 @@ func newShard(e *Engine, id int) *shard {
 
 // admit says whether a publish may queue: called by event loops.
 func (s *shard) admit() (protocol.ErrorCode, string) {
-	if s.failure.Load() != nil {
-		return protocol.CodeReadOnlyDegraded, *s.failure.Load()
+	if f := s.failure.Load(); f != nil {
+		return f.code, f.text
+	}
+	if s.repl != nil {
+		if f := s.repl.readOnly.Load(); f != nil {
+			return f.code, f.text
+		}
 	}
 	if s.queued.Load() > maxQueuedBytes {
 		s.stats.Refused.Add(1)
@@ -237,6 +258,9 @@ func (s *shard) run(ready chan<- error) {
 	s.journal.OnFlushed(s.flushed)
 	ready <- nil
 	s.loop()
+	if s.repl != nil {
+		s.repl.release()
+	}
 	if err := s.journal.Close(waiter{d}); err != nil && s.failure.Load() == nil {
 		s.log.Error("closing the journal", "err", err)
 	}
@@ -268,7 +292,9 @@ func (s *shard) loop() {
 func (s *shard) turn() (progress bool, next time.Duration) {
 	s.take()
 	s.encode()
-	if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
+	if s.repl != nil {
+		s.repl.turn()
+	} else if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
 		s.seal()
 	}
 	s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
@@ -282,10 +308,16 @@ func (s *shard) turn() (progress bool, next time.Duration) {
 		}
 	}
 	progress = s.disk.Poll() > 0
+	if s.repl != nil {
+		next = min(next, s.repl.afterPoll(now))
+	}
 	s.flushClients()
 	if !progress && s.closing && s.idle() {
 		s.nudge()
-		s.snapshot(s.journal.NextRound() - 1) // of the last round: nothing is in flight
+		if s.repl == nil {
+			s.published = s.journal.NextRound() - 1 // START rounds too: nothing is in flight
+		}
+		s.snapshot(s.published)
 		s.ended = true
 	}
 	return progress, next
@@ -296,7 +328,8 @@ func (s *shard) turn() (progress bool, next time.Duration) {
 func (s *shard) timeout(next time.Duration) time.Duration {
 	const retry = 2 * time.Millisecond
 	d := s.eng.until(next)
-	if (s.publishes.len() > 0 || s.proposals.len() > 0 || s.closing) && (d < 0 || d > retry) {
+	waiting := s.publishes.len() > 0 || s.proposals.len() > 0 || s.repl != nil && s.repl.waiting()
+	if (waiting || s.closing) && (d < 0 || d > retry) {
 		d = retry
 	}
 	return d
@@ -325,6 +358,8 @@ func (s *shard) take() {
 			s.forget(m.topic)
 		case msgQuarantine:
 			s.partitionOf(m.topic, m.index).refusal = quarantinedText
+		case msgReplica:
+			s.repl.handle(m.replica)
 		case msgClose:
 			s.closing = true
 		}
@@ -364,8 +399,8 @@ func (s *shard) encode() {
 	if s.publishes.len() == 0 {
 		return
 	}
-	if s.failure.Load() != nil {
-		s.refuseAll()
+	if f := s.refusal(); f != nil {
+		s.refuseAll(f)
 		return
 	}
 	if s.store.pending.Load() > maxStorePending {
@@ -404,7 +439,7 @@ func (s *shard) spaceLow() bool {
 
 // propose appends a ledger or metadata record; false means that it has to wait.
 func (s *shard) propose(p *proposal) bool {
-	if s.failure.Load() != nil {
+	if s.failure.Load() != nil || s.repl != nil && !s.repl.leading {
 		return true // it never commits; the coordinator learns of the failure by the engine
 	}
 	if p.stream.Kind == wal.Messages {
@@ -582,11 +617,20 @@ func (s *shard) refuseBatch(b *pubBatch, code protocol.ErrorCode, text string) {
 	b.recycle()
 }
 
-func (s *shard) refuseAll() {
+// refusal is the answer to every publish at the moment, nil if there is none.
+func (s *shard) refusal() *refusal {
+	if f := s.failure.Load(); f != nil || s.repl == nil {
+		return f
+	}
+	return s.repl.refusal()
+}
+
+// refuseAll answers what waits with f.
+func (s *shard) refuseAll(f *refusal) {
 	for s.publishes.len() > 0 {
 		b := *s.publishes.front()
 		for ; s.next < len(b.requests); s.next++ {
-			s.refuse(&b.requests[s.next], protocol.CodeReadOnlyDegraded, *s.failure.Load())
+			s.refuse(&b.requests[s.next], f.code, f.text)
 			b.release(&b.requests[s.next])
 		}
 		s.finishBatch(b)
@@ -642,11 +686,15 @@ func (s *shard) appendRefused(err error) {
 
 // flushed runs when a round has reached the disk, in round order. The reference to r is the shard's.
 func (s *shard) flushed(r *wal.Round, err error) {
+	if s.repl != nil {
+		s.repl.flushed(r, err)
+		return
+	}
 	owed := *s.inFlight.front()
 	s.inFlight.pop()
 	if err != nil {
 		s.fail(err)
-		s.refuseOwed(&owed)
+		s.refuseOwed(&owed, s.failure.Load())
 		r.Release()
 		return
 	}
@@ -658,32 +706,48 @@ func (s *shard) flushed(r *wal.Round, err error) {
 // one costs more than encoding a small round. The coordinator is woken where somebody waits for messages or for a record
 // of its own, the store for every nudgeBytes; the rest is told by nudge.
 func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
-	records := uint64(0)
-	for i := range r.Entries {
-		e := &r.Entries[i]
-		records += uint64(e.Count)
-		if e.Stream.Kind == wal.Messages {
-			s.partitionOf(e.Stream.Topic, e.Stream.Partition).committed = e.Last()
-		}
-	}
-	s.stats.Rounds.Add(1)
-	s.stats.Records.Add(records)
-	s.stats.RoundBytes.Add(uint64(r.Bytes()))
-	s.journal.SetCommitted(r.Number)
-	s.sweepBytes += int64(r.Bytes())
-	if _, capacity := s.journal.Usage(); s.sweepBytes >= capacity/sweepDivisor {
-		s.sweepBytes = 0
-		s.store.requestSweep()
-	}
 	bytes := r.Bytes()
-	r.Retain()
-	urgent := s.eng.coord.CommitRound(s.id, r)
-	s.store.add(r)
+	s.markCommitted(r)
+	urgent := s.publishRound(r)
 	for i := range owed.answers {
 		s.emit(&owed.answers[i])
 	}
 	s.keep(owed)
 	s.flushClients()
+	s.announce(bytes, urgent)
+}
+
+// markCommitted moves the commit points of the round's partitions.
+func (s *shard) markCommitted(r *wal.Round) {
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		if e.Stream.Kind == wal.Messages {
+			s.partitionOf(e.Stream.Topic, e.Stream.Partition).committed = e.Last()
+		}
+	}
+}
+
+// publishRound queues a committed and flushed round, with the reference, for coordinator and store. It reports whether the
+// coordinator is to be woken at once.
+func (s *shard) publishRound(r *wal.Round) (urgent bool) {
+	s.stats.Rounds.Add(1)
+	s.stats.Records.Add(uint64(r.Records()))
+	s.stats.RoundBytes.Add(uint64(r.Bytes()))
+	s.journal.SetCommitted(r.Number)
+	s.published = r.Number
+	s.sweepBytes += int64(r.Bytes())
+	if _, capacity := s.journal.Usage(); s.sweepBytes >= capacity/sweepDivisor {
+		s.sweepBytes = 0
+		s.store.requestSweep()
+	}
+	r.Retain()
+	urgent = s.eng.coord.CommitRound(s.id, r)
+	s.store.add(r)
+	return urgent
+}
+
+// announce wakes who has to know of a round of so many bytes that was queued for coordinator and store.
+func (s *shard) announce(bytes int, urgent bool) {
 	if urgent {
 		s.eng.coord.Nudge()
 	}
@@ -751,7 +815,7 @@ func (s *shard) flushClients() {
 // stop refuses everything from now on; any goroutine may call it. The first reason is kept.
 func (s *shard) stop(err error) bool {
 	text := "the broker's disk failed and it takes no writes until it is restarted: see its log"
-	if !s.failure.CompareAndSwap(nil, &text) {
+	if !s.failure.CompareAndSwap(nil, &refusal{protocol.CodeReadOnlyDegraded, text}) {
 		return false
 	}
 	s.eng.failed(err)
@@ -763,16 +827,21 @@ func (s *shard) fail(err error) {
 	if s.stop(fmt.Errorf("shard %d: %w", s.id, err)) {
 		s.log.Error("the journal failed: no more writes until a restart; check the disk", "err", err)
 	}
-	s.refuseOwed(&s.gathering)
+	s.refuseUncommitted(s.failure.Load())
+}
+
+// refuseUncommitted answers everyone who waits for a commit with f. What they sent may be committed nevertheless.
+func (s *shard) refuseUncommitted(f *refusal) {
+	s.refuseOwed(&s.gathering, f)
 	for i := range s.inFlight.len() {
-		s.refuseOwed(s.inFlight.at(i))
+		s.refuseOwed(s.inFlight.at(i), f)
 	}
 }
 
-func (s *shard) refuseOwed(owed *roundAnswers) {
+func (s *shard) refuseOwed(owed *roundAnswers, f *refusal) {
 	for i := range owed.answers {
 		a := &owed.answers[i]
-		s.frame = protocol.AppendErr(s.frame[:0], protocol.CodeReadOnlyDegraded, protocol.OpPub, *s.failure.Load())
+		s.frame = protocol.AppendErr(s.frame[:0], f.code, protocol.OpPub, f.text)
 		for j := uint32(0); j < a.n; j++ {
 			a.client.Complete(a.req+uint64(j), s.frame)
 		}

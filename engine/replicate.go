@@ -1,0 +1,776 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/peerwire"
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// Peers sends to the other nodes of the cluster; *peer.Transport is one. Any goroutine may call it, nothing blocks. Where a
+// method returns false nothing was queued.
+type Peers interface {
+	// Message sends a message of replica.Node.
+	Message(to replica.NodeID, m *replica.Message) bool
+	// Append sends a round, or a probe without a payload. payload belongs to owner; one reference is taken over where it
+	// returns true.
+	Append(to replica.NodeID, a *peerwire.Append, payload []byte, owner Releaser) bool
+	// Flushed and Reject send those frames, which are borrowed.
+	Flushed(to replica.NodeID, f *peerwire.Flushed) bool
+	Reject(to replica.NodeID, r *peerwire.Reject) bool
+	// Bulk sends a frame of the bulk lane, which is borrowed; payload and owner as in Append.
+	Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner Releaser) bool
+}
+
+// Releaser is memory with a reference count.
+type Releaser interface{ Release() }
+
+// Payload is memory that a frame from another node arrived in. It is its receiver's until Release.
+type Payload interface {
+	Bytes() []byte
+	Release()
+}
+
+const (
+	// historyBytes bounds the committed rounds that a shard keeps for followers that lag; behind that they catch up in bulk.
+	historyBytes = 48 << 20
+	// maxIncoming bounds the rounds from the leader that wait for the journal. The transport bounds their bytes.
+	maxIncoming = 1 << 14
+	// resendAfter is after how long without an answer a follower gets everything once more that it has not vouched for.
+	resendAfter = time.Second
+)
+
+// replicaRound is what a shard of a cluster knows of a round beside what is owed for it.
+type replicaRound struct {
+	r      *wal.Round // with one reference
+	point  replica.Point
+	ticket uint64
+	bytes  int64
+	sealed time.Duration
+	// flushed here; emitted: it is committed and its producers have their answers.
+	flushed, emitted bool
+}
+
+// replicaKind says what a replicaEvent is.
+type replicaKind uint8
+
+const (
+	evAppend replicaKind = iota
+	evFlushed
+	evReject
+	evFence
+	evLead
+	evFollow
+	evJoin
+	evLeft
+	evCommit
+	evWritable
+	evProbe
+	evQuorum
+	evFetch
+	evAdopt
+	evAdopted
+)
+
+// replicaEvent is what the control loop and the peer transport tell a shard. Those for rounds and acknowledgements are
+// pooled.
+type replicaEvent struct {
+	kind     replicaKind
+	peer     replica.NodeID
+	epoch    replica.Epoch
+	index    replica.Index
+	instance replica.Instance
+	voter    bool
+	append   peerwire.Append
+	payload  Payload
+	end      replica.End
+	point    replica.Point
+	refusal  *refusal
+	transfer peerwire.Transfer
+	// fenced gets the log's end, done the outcome of what was asked for; both are called on the shard's goroutine.
+	fenced func(replica.End)
+	done   func(error)
+}
+
+var replicaEvents = sync.Pool{New: func() any { return new(replicaEvent) }}
+
+func (ev *replicaEvent) recycle() {
+	*ev = replicaEvent{}
+	replicaEvents.Put(ev)
+}
+
+// progress is what a shard lets the control loop see of its log, through atomics.
+type progress struct {
+	commit, last, flushed atomic.Uint64
+	// oldest is when the oldest round that is not committed was sealed, on the engine's clock in nanoseconds and 1; 0: none.
+	oldest atomic.Int64
+	// stalled is when the oldest round that is not flushed here was submitted, likewise.
+	stalled atomic.Int64
+	peers   []peerProgress
+}
+
+// peerProgress is what a leading shard knows of a follower.
+type peerProgress struct {
+	node          replica.NodeID
+	flushed, sent atomic.Uint64
+	// behind is the bytes that were sealed and that the follower has not vouched for.
+	behind atomic.Int64
+}
+
+// replication is a shard's part in a cluster: which rounds the log has, who gets them, and what is committed. Its state but
+// the atomics belongs to the shard's goroutine.
+//
+// Rounds that are not both committed and flushed here are in shard.inFlight, in the order of the log; behind that the newest
+// are kept in history, so that a follower that was away for a moment gets them from memory.
+type replication struct {
+	s      *shard
+	log    *replica.Log
+	peers  Peers
+	others []replica.NodeID
+	logger *slog.Logger
+	// committed is called with the commit index when it has moved; behind when a follower needs what is not in memory.
+	behind func(peer replica.NodeID)
+
+	// readOnly is the answer to publishes while nothing can be committed; nil: they are taken.
+	readOnly atomic.Pointer[refusal]
+	progress progress
+
+	leading  bool
+	epoch    replica.Epoch
+	leader   replica.NodeID // that is followed
+	instance replica.Instance
+	voter    bool
+	// deposed is the answer to publishes while another node leads, or nobody.
+	deposed *refusal
+	// opening: the opening round is to be sealed. probing likewise, an empty round.
+	opening, probing bool
+	// opened is called when the opening round is committed.
+	opened func()
+
+	flight   fifo[uint64] // tickets of the rounds at the device, 0 where there is none
+	history  fifo[*wal.Round]
+	oldest   replica.Index // of history's front, if it has one
+	kept     int64         // bytes of history
+	incoming fifo[*replicaEvent]
+	acked    peerwire.Flushed // the last FLUSHED that was sent
+	adopting *replicaEvent    // says how far a candidate's log has to come
+	heard    []time.Duration  // when each of others last vouched for something, or got all there is
+	vouched  []replica.Index
+}
+
+// refusal is the answer to publishes at the moment.
+func (r *replication) refusal() *refusal {
+	if !r.leading {
+		return r.deposed
+	}
+	return r.readOnly.Load()
+}
+
+// handle takes an event. It belongs to the replication until it is recycled.
+func (r *replication) handle(ev *replicaEvent) {
+	switch ev.kind {
+	case evAppend, evAdopt:
+		r.queue(ev)
+		return
+	case evFlushed:
+		if r.log.PeerFlushed(ev.peer, ev.epoch, ev.instance, ev.voter, ev.index) {
+			r.advance()
+		}
+		r.note(ev.peer)
+	case evReject:
+		r.distrust(ev.peer, r.log.Rejected(ev.peer, ev.epoch, ev.instance, ev.end))
+	case evFence:
+		r.fence(ev)
+	case evLead:
+		ev.done(r.lead(ev))
+	case evFollow:
+		ev.done(r.follow(ev))
+	case evJoin:
+		r.distrust(ev.peer, r.log.Join(ev.peer, ev.epoch, ev.instance, ev.voter, ev.end))
+		r.advance()
+	case evLeft:
+		r.log.Left(ev.peer)
+	case evCommit:
+		r.log.LeaderCommit(ev.epoch, ev.index)
+		r.advance()
+	case evWritable:
+	case evProbe:
+		r.probing = r.leading && ev.epoch == r.epoch
+	case evQuorum:
+		r.setQuorum(ev.refusal)
+	case evFetch:
+		r.serveFetch(ev)
+	case evAdopted:
+		r.adopting = ev
+		r.adopted()
+		return
+	}
+	ev.recycle()
+}
+
+// distrust logs that another node's log contradicts this one's.
+func (r *replication) distrust(peer replica.NodeID, err error) {
+	switch {
+	case err == nil:
+	case errors.Is(err, replica.ErrDivergent):
+		r.logger.Error("a node's log differs from this one at or below what is committed: it gets nothing more; its data must be made again from the others",
+			"code", protocol.CodeDivergentCommitted, "peer", peer, "err", err)
+	default:
+		r.logger.Debug("a peer's log was not joined", "peer", peer, "err", err)
+	}
+}
+
+// fence stops everything of lower epochs and reports where the log ends.
+func (r *replication) fence(ev *replicaEvent) {
+	end := r.log.Fence(ev.epoch)
+	if r.leading && !r.log.Leading() {
+		r.depose(ev.refusal)
+	}
+	if r.log.Epoch() == 0 {
+		r.epoch, r.leader = 0, 0
+		r.dropIncoming()
+	}
+	ev.fenced(end)
+}
+
+// depose ends leading: whoever waits for a commit is answered, what was sealed stays where it is.
+func (r *replication) depose(f *refusal) {
+	r.leading, r.opening, r.probing, r.opened = false, false, false, nil
+	r.deposed = f
+	r.s.refuseUncommitted(f)
+	r.s.journal.Discard()
+}
+
+// lead makes the log this node's own: what is pending of earlier epochs goes before its opening round.
+func (r *replication) lead(ev *replicaEvent) error {
+	if err := r.log.Lead(ev.epoch); err != nil {
+		return err
+	}
+	r.dropIncoming()
+	r.s.journal.Discard()
+	r.epoch, r.leader, r.leading, r.opening, r.opened = ev.epoch, 0, true, true, nil
+	if done := ev.done; done != nil {
+		opened := ev.fenced
+		r.opened = func() { opened(r.log.End()) }
+	}
+	r.s.epoch = wal.Epoch(ev.epoch)
+	r.s.lastWindow = nil
+	for i := range r.s.inFlight.len() {
+		r.s.fold(r.s.inFlight.at(i).repl.r)
+	}
+	now := r.s.eng.now()
+	for i := range r.heard {
+		r.heard[i] = now
+	}
+	return nil
+}
+
+// follow takes rounds of a leader from now on.
+func (r *replication) follow(ev *replicaEvent) error {
+	if err := r.log.Follow(ev.epoch); err != nil {
+		return err
+	}
+	r.leading, r.epoch, r.leader, r.instance, r.voter = false, ev.epoch, ev.peer, ev.instance, ev.voter
+	r.acked = peerwire.Flushed{}
+	return nil
+}
+
+func (r *replication) setQuorum(f *refusal) {
+	r.readOnly.Store(f)
+	if f != nil && r.leading {
+		r.s.refuseUncommitted(f)
+	}
+}
+
+// waiting tells whether something waits for room in the journal, which no message announces.
+func (r *replication) waiting() bool { return r.incoming.len() > 0 || r.opening || r.probing }
+
+// queue puts a round from another node in line for the journal.
+func (r *replication) queue(ev *replicaEvent) {
+	if r.incoming.len() >= maxIncoming {
+		r.drop(ev)
+		return
+	}
+	r.incoming.push(ev)
+}
+
+// drop lets go of a round that is not taken; its sender sends it again.
+func (r *replication) drop(ev *replicaEvent) {
+	if ev.payload != nil {
+		ev.payload.Release()
+	}
+	if ev.kind == evAdopt && ev.done != nil {
+		ev.done(errors.New("the rounds came too late"))
+	}
+	ev.recycle()
+}
+
+// dropIncoming forgets what waits for the journal.
+func (r *replication) dropIncoming() {
+	for r.incoming.len() > 0 {
+		ev := *r.incoming.front()
+		r.incoming.pop()
+		r.drop(ev)
+	}
+}
+
+// turn does what can be done before the disk is polled: rounds are sealed and sent, rounds of the leader taken.
+func (r *replication) turn() {
+	if r.leading {
+		r.seal()
+	} else {
+		r.receive()
+	}
+}
+
+// seal submits the gathering round and ships it at once, so that the disks of all nodes work at the same time.
+func (r *replication) seal() {
+	s := r.s
+	records, _ := s.journal.Gathered()
+	if s.journal.Busy() || s.journal.Err() != nil || records == 0 && !r.opening && !r.probing {
+		return
+	}
+	prev := r.log.Last()
+	point := replica.Point{Epoch: r.epoch, Index: prev.Index + 1}
+	var flags wal.RoundFlags
+	if r.opening {
+		flags = wal.OpeningRound
+	}
+	if err := s.journal.Stamp(logPoint(point), wal.Epoch(prev.Epoch), wal.LogIndex(r.log.Commit()), flags); err != nil {
+		s.appendFailed(err)
+		return
+	}
+	stamp, err := r.log.Seal()
+	if err != nil || stamp.Point != point {
+		s.fail(fmt.Errorf("a round at %s of the log was to be %s: %w", stamp.Point, point, errors.Join(err, replica.ErrLogState)))
+		return
+	}
+	r.opening, r.probing = false, false
+	r.sealed(stamp.Point, stamp.Ticket, s.gathering.answers)
+	s.gathering = roundAnswers{}
+	if n := len(s.freeLists); n > 0 {
+		s.gathering.answers = s.freeLists[n-1]
+		s.freeLists = s.freeLists[:n-1]
+	}
+	r.ship()
+}
+
+// sealed seals the gathering round, which is stamped, and notes it.
+func (r *replication) sealed(p replica.Point, ticket uint64, answers []answer) {
+	s := r.s
+	round := s.journal.SealRound()
+	if round == nil {
+		s.fail(errors.New("the journal did not take a round that it had room for"))
+		return
+	}
+	round.Retain()
+	r.flight.push(ticket)
+	s.inFlight.push(roundAnswers{round: round.Number, answers: answers, repl: replicaRound{
+		r: round, point: p, ticket: ticket, bytes: int64(round.Bytes()), sealed: s.eng.now(),
+	}})
+}
+
+// round returns the round at an index, if it is in memory.
+func (r *replication) round(i replica.Index) *wal.Round {
+	if n := r.history.len(); n > 0 && i >= r.oldest && i < r.oldest+replica.Index(n) {
+		return *r.history.at(int(i - r.oldest))
+	}
+	if f := &r.s.inFlight; f.len() > 0 {
+		if first := f.front().repl.point.Index; i >= first && i < first+replica.Index(f.len()) {
+			return f.at(int(i - first)).repl.r
+		}
+	}
+	return nil
+}
+
+// ship sends every follower what it does not have yet, as far as the transport takes it.
+func (r *replication) ship() {
+	for _, peer := range r.others {
+		for {
+			send, ok := r.log.Next(peer)
+			if !ok {
+				break
+			}
+			a := peerwire.Append{Log: uint16(r.s.id), Epoch: send.Epoch, Prev: send.Prev, Commit: send.Commit}
+			if send.Index == 0 {
+				if !r.peers.Append(peer, &a, nil, nil) {
+					break
+				}
+				r.log.Sent(peer, send)
+				continue
+			}
+			round := r.round(send.Index)
+			if round == nil {
+				r.log.Left(peer)
+				r.behind(peer)
+				break
+			}
+			p, _ := round.Log()
+			a.Point = replica.Point{Epoch: replica.Epoch(p.Epoch), Index: replica.Index(p.Index)}
+			round.Retain()
+			if !r.peers.Append(peer, &a, round.Payload(), round) {
+				round.Release()
+				break
+			}
+			r.log.Sent(peer, send)
+		}
+	}
+}
+
+// receive takes rounds of the leader, and those that a candidate fetched.
+func (r *replication) receive() {
+	s := r.s
+	if r.adopting != nil {
+		defer r.advance()
+	}
+	for r.incoming.len() > 0 && s.journal.Err() == nil {
+		ev := *r.incoming.front()
+		if len(evPayload(ev)) > 0 && s.journal.Busy() {
+			return
+		}
+		if !r.take(ev) {
+			return
+		}
+		r.incoming.pop()
+		if ev.payload != nil {
+			ev.payload.Release()
+		}
+		ev.recycle()
+	}
+}
+
+func evPayload(ev *replicaEvent) []byte {
+	if ev.payload == nil {
+		return nil
+	}
+	return ev.payload.Bytes()
+}
+
+// take handles a round or a probe from another node; false means that it has to wait for the journal.
+func (r *replication) take(ev *replicaEvent) bool {
+	s, a := r.s, &ev.append
+	payload := evPayload(ev)
+	if len(payload) > 0 {
+		switch err := s.journal.AppendPayload(payload); {
+		case err == nil:
+		case errors.Is(err, wal.ErrPayload):
+			r.logger.Error("a round from another node is malformed and was not taken", "peer", ev.peer, "point", a.Point, "err", err)
+			return true
+		default:
+			s.appendFailed(err)
+			return false
+		}
+		if p := s.journal.GatheredPosition(); p.Point != logPoint(a.Point) || p.Prev != wal.Epoch(a.Prev.Epoch) {
+			s.journal.Discard()
+			r.logger.Error("a round from another node is not the one that it was announced as, and was not taken", "peer", ev.peer, "announced", a.Point, "is", p.Point)
+			return true
+		}
+	}
+	var v replica.Verdict
+	if ev.kind == evAdopt {
+		v = r.log.Adopt(a.Prev, a.Point)
+	} else {
+		v = r.log.Append(a.Epoch, a.Prev, a.Point, a.Commit)
+	}
+	switch v.Kind {
+	case replica.Replace:
+		r.cut(v.From)
+		r.sealed(a.Point, v.Ticket, nil)
+	case replica.Accept:
+		r.sealed(a.Point, v.Ticket, nil)
+	default:
+		s.journal.Discard()
+		r.refused(ev, v)
+	}
+	r.advance()
+	return true
+}
+
+// refused handles a round that is not written.
+func (r *replication) refused(ev *replicaEvent, v replica.Verdict) {
+	switch v.Kind {
+	case replica.Gap, replica.Stale, replica.Divergent:
+		if v.Kind == replica.Divergent {
+			r.logger.Error("the leader has another round where this node has a committed one: this log takes nothing more; its data must be made again from the others",
+				"code", protocol.CodeDivergentCommitted, "peer", ev.peer, "log", r.s.id, "point", ev.append.Point, "committed", r.log.Commit())
+		}
+		if ev.kind == evAppend && (v.Reject || v.Kind != replica.Gap) {
+			r.peers.Reject(ev.peer, &peerwire.Reject{
+				Log: uint16(r.s.id), Verdict: v.Kind, Epoch: ev.append.Epoch, Known: r.log.Epoch(), End: r.log.End(), Instance: r.instance,
+			})
+		}
+	default: // there already, or of no interest
+	}
+}
+
+// cut forgets the pending rounds from index on: another leader has others in their place.
+func (r *replication) cut(from replica.Index) {
+	f := &r.s.inFlight
+	for f.len() > 0 && f.back().repl.point.Index >= from {
+		f.back().repl.r.Release()
+		f.dropBack()
+	}
+}
+
+// flushed runs when a round has reached this node's disk. The reference to round is the shard's.
+func (r *replication) flushed(round *wal.Round, err error) {
+	defer round.Release()
+	ticket := *r.flight.front()
+	r.flight.pop()
+	if err != nil {
+		r.s.fail(err)
+		return
+	}
+	f := &r.s.inFlight
+	for i := range f.len() {
+		if e := &f.at(i).repl; e.ticket == ticket {
+			e.flushed = true
+			break
+		}
+	}
+	if ticket != 0 {
+		r.log.Flushed(ticket)
+	}
+	r.advance()
+}
+
+// advance carries out what the log's commit index and this node's disk allow: producers get their answers once a majority
+// has flushed their round, and what is also on this disk goes to the coordinator and the store.
+func (r *replication) advance() {
+	s, commit := r.s, r.log.Commit()
+	for i := range s.inFlight.len() {
+		e := s.inFlight.at(i)
+		if e.repl.point.Index > commit {
+			break
+		}
+		if e.repl.emitted {
+			continue
+		}
+		e.repl.emitted = true
+		s.markCommitted(e.repl.r)
+		for k := range e.answers {
+			s.emit(&e.answers[k])
+		}
+		s.keep(e)
+	}
+	bytes, urgent := 0, false
+	for s.inFlight.len() > 0 {
+		e := s.inFlight.front()
+		if !e.repl.emitted || !e.repl.flushed {
+			break
+		}
+		if !r.leading {
+			s.fold(e.repl.r)
+		}
+		round := e.repl.r
+		bytes += round.Bytes()
+		round.Retain()
+		urgent = s.publishRound(round) || urgent
+		round.Release()
+		r.keep(e.repl.point.Index, round)
+		s.inFlight.pop()
+	}
+	r.progress.commit.Store(uint64(commit))
+	if bytes > 0 {
+		s.flushClients()
+		s.announce(bytes, urgent)
+	}
+	if r.leading && r.opened != nil && commit >= r.log.Opening() && r.log.FlushedIndex() >= r.log.Opening() {
+		opened := r.opened
+		r.opened = nil
+		opened()
+	}
+	if r.adopting != nil {
+		r.adopted()
+	}
+}
+
+// keep adds a committed round, with its reference, to those kept for followers.
+func (r *replication) keep(i replica.Index, round *wal.Round) {
+	if r.history.len() == 0 {
+		r.oldest = i
+	}
+	r.history.push(round)
+	r.kept += int64(round.Bytes())
+	for r.kept > historyBytes && r.history.len() > 1 {
+		old := *r.history.front()
+		r.history.pop()
+		r.kept -= int64(old.Bytes())
+		old.Release()
+		r.oldest++
+	}
+}
+
+// afterPoll sends what completions have made sendable, and returns when there is something to do on its own.
+func (r *replication) afterPoll(now time.Duration) (next time.Duration) {
+	next = wal.Never
+	if r.leading {
+		r.ship()
+		next = r.resend(now)
+	} else {
+		r.vouch()
+	}
+	r.report()
+	return next
+}
+
+// vouch tells the leader what is flushed here.
+func (r *replication) vouch() {
+	epoch, index := r.log.Ack()
+	if epoch == 0 || r.leader == 0 {
+		return
+	}
+	f := peerwire.Flushed{Log: uint16(r.s.id), Voter: r.voter, Epoch: epoch, Index: index, Instance: r.instance}
+	if f != r.acked && r.peers.Flushed(r.leader, &f) {
+		r.acked = f
+	}
+}
+
+// note remembers when a follower was heard.
+func (r *replication) note(peer replica.NodeID) {
+	for i, id := range r.others {
+		if id == peer {
+			r.heard[i] = r.s.eng.now()
+		}
+	}
+}
+
+// resend has a follower get everything again that it has not vouched for in a while: the transport may have lost it.
+func (r *replication) resend(now time.Duration) (next time.Duration) {
+	next = wal.Never
+	for i, peer := range r.others {
+		flushed, sent := r.log.PeerFlushedIndex(peer)
+		if flushed+1 >= sent || flushed != r.vouched[i] {
+			r.vouched[i], r.heard[i] = flushed, now
+			continue
+		}
+		if now-r.heard[i] >= resendAfter {
+			r.heard[i] = now
+			r.log.Resend(peer)
+			r.ship()
+		}
+		next = min(next, r.heard[i]+resendAfter)
+	}
+	return next
+}
+
+// report updates what the control loop sees.
+func (r *replication) report() {
+	p, f := &r.progress, &r.s.inFlight
+	p.last.Store(uint64(r.log.Last().Index))
+	p.flushed.Store(uint64(r.log.FlushedIndex()))
+	oldest, stalled := int64(0), int64(0)
+	for i := range f.len() {
+		e := &f.at(i).repl
+		if oldest == 0 && !e.emitted {
+			oldest = int64(e.sealed) + 1
+		}
+		if stalled == 0 && !e.flushed {
+			stalled = int64(e.sealed) + 1
+		}
+		if oldest != 0 && stalled != 0 {
+			break
+		}
+	}
+	p.oldest.Store(oldest)
+	p.stalled.Store(stalled)
+	if !r.leading {
+		return
+	}
+	for i := range p.peers {
+		q := &p.peers[i]
+		flushed, next := r.log.PeerFlushedIndex(q.node)
+		q.flushed.Store(uint64(flushed))
+		q.sent.Store(uint64(next))
+	}
+}
+
+// serveFetch sends a candidate the rounds of the log that it lacks.
+func (r *replication) serveFetch(ev *replicaEvent) {
+	end := func(ok bool, reason string) {
+		r.peers.Bulk(ev.peer, &peerwire.FetchEnd{Transfer: ev.transfer, OK: ok, Reason: reason}, nil, nil)
+	}
+	if e, ok := r.log.EpochAt(ev.point.Index); !ok || e != ev.point.Epoch || r.log.FlushedIndex() < ev.point.Index {
+		end(false, fmt.Sprintf("node has no round %s that is flushed", ev.point))
+		return
+	}
+	for i := ev.index + 1; i <= ev.point.Index; i++ {
+		round := r.round(i)
+		if round == nil {
+			end(false, fmt.Sprintf("round %d is not in memory any more", i))
+			return
+		}
+		p, _ := round.Position()
+		f := peerwire.Fetched{
+			Transfer: ev.transfer, Prev: replica.Point{Epoch: replica.Epoch(p.Prev), Index: i - 1},
+			Point: replica.Point{Epoch: replica.Epoch(p.Point.Epoch), Index: i}, Commit: r.log.Commit(),
+		}
+		round.Retain()
+		if !r.peers.Bulk(ev.peer, &f, round.Payload(), round) {
+			round.Release()
+			return // the candidate asks again
+		}
+	}
+	end(true, "")
+}
+
+// adopted reports, once everything that a candidate fetched is flushed here or can't be any more.
+func (r *replication) adopted() {
+	ev := r.adopting
+	if r.s.journal.Err() == nil && (r.incoming.len() > 0 || r.log.FlushedIndex() < min(ev.point.Index, r.log.Last().Index)) {
+		return
+	}
+	r.adopting = nil
+	var err error
+	if e, ok := r.log.EpochAt(ev.point.Index); !ok || e != ev.point.Epoch || r.log.FlushedIndex() < ev.point.Index {
+		err = fmt.Errorf("the log ends at %s after the fetch of %s", r.log.Last(), ev.point)
+	}
+	ev.done(err)
+	ev.recycle()
+}
+
+func logPoint(p replica.Point) wal.LogPoint {
+	return wal.LogPoint{Epoch: wal.Epoch(p.Epoch), Index: wal.LogIndex(p.Index)}
+}
+
+// release gives the rounds back at the end.
+func (r *replication) release() {
+	r.dropIncoming()
+	for f := &r.s.inFlight; f.len() > 0; f.pop() {
+		f.front().repl.r.Release()
+	}
+	for ; r.history.len() > 0; r.history.pop() {
+		(*r.history.front()).Release()
+	}
+}
+
+// fold advances sequences and producer windows by a round that another node has sealed: one that is committed, or one of an
+// earlier leader that this node appends its own behind. Doing so twice changes nothing.
+func (s *shard) fold(r *wal.Round) {
+	var rec wal.Record
+	for i := range r.Entries {
+		e := &r.Entries[i]
+		switch e.Stream.Kind {
+		case wal.Ledger:
+			s.ledgerSeq = max(s.ledgerSeq, e.Last())
+		case wal.Metadata:
+			s.metaSeq = max(s.metaSeq, e.Last())
+		case wal.Messages:
+			p := s.partitionOf(e.Stream.Topic, e.Stream.Partition)
+			p.last = max(p.last, e.Last())
+			for data := r.Data(e); len(data) > 0; {
+				data = data[wal.PeekRecord(data, &rec):]
+				s.dedup.replay(e.Stream, &rec)
+				p.lastMs = max(p.lastMs, rec.TimestampMs)
+			}
+		case wal.Replica:
+		}
+	}
+}
