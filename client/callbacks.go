@@ -85,7 +85,7 @@ func (k *Consumer) runCallbacks() {
 		c.part.calls--
 		k.due--
 		k.settleRevoke(c.part)
-		k.offer(c.part)
+		k.offerAll(c.part)
 		k.called.Broadcast()
 	}
 }

@@ -197,12 +197,11 @@ func TestCluster_AConsumerGoesOnAtItsFloorsWithItsPartitions(t *testing.T) {
 			}
 		}
 		take(20)
-		switch leader := (round + 1) % 3; {
-		case round%2 == 0:
-			cluster.Lead(leader)
-		default:
+		if round%2 == 1 {
 			cluster.Kill(round % 3)
-			cluster.Lead(leader)
+		}
+		cluster.Lead((round + 1) % 3)
+		if round%2 == 1 {
 			if err := cluster.Revive(round % 3); err != nil {
 				t.Fatal(err)
 			}

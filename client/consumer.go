@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -14,7 +15,7 @@ import (
 )
 
 const (
-	// takeBatch is how many messages of a partition a handler takes at once.
+	// takeBatch is how many messages of a lane a handler takes at once.
 	takeBatch = 32
 	// leaveTimeout bounds the good-bye of Close.
 	leaveTimeout = 2 * time.Second
@@ -77,7 +78,9 @@ type Consumer struct {
 
 	parts  map[uint16]*assigned
 	recent *assigned // the one looked up last
-	ready  ring[*assigned]
+	lanes  int       // of each partition
+	seed   maphash.Seed
+	ready  ring[*lane]
 	tick   uint64 // seconds connected
 
 	credit creditAccount
@@ -96,15 +99,13 @@ type answer struct {
 }
 
 // assigned is a partition that this member has, or had: the object lives as long as the Consumer, so that there is
-// never more than one handler at work on a partition.
+// never more than one handler at work on one of its lanes.
 type assigned struct {
 	id       uint16
 	owned    bool
-	epoch    uint64 // ownership_epoch
-	fenced   uint64 // the last one that was revoked
-	busy     bool   // a process has messages of it
-	queued   bool   // in ready
-	queue    ring[*Message]
+	epoch    uint64   // ownership_epoch
+	fenced   uint64   // the last one that was revoked
+	lanes    []lane   // what is handed out, in the order of delivery within a lane
 	head     *Message // the unfinished messages, in the order of delivery
 	tail     *Message
 	revoke   *protocol.Notice // to be confirmed when the messages at hand are finished
@@ -130,7 +131,7 @@ func (c *Client) NewConsumer(ctx context.Context, topic, group string, opts Cons
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	k := &Consumer{client: c, opts: opts, topic: t, group: group, joined: make(chan struct{}), messages: make(chan *Message, takeBatch),
-		parts: map[uint16]*assigned{}, left: make(chan struct{}), quiet: make(chan struct{})}
+		parts: map[uint16]*assigned{}, lanes: opts.lanes(), seed: maphash.MakeSeed(), left: make(chan struct{}), quiet: make(chan struct{})}
 	k.takers.L, k.called.L = &k.mu, &k.mu
 	k.out.init(&k.mu)
 	k.credit.init(k)
@@ -179,8 +180,8 @@ func (k *Consumer) Err() error {
 	return k.err
 }
 
-// Run calls h for every message, up to ConsumerOptions.Concurrency at a time and one at a time per partition, until ctx
-// ends (it then waits for the handlers and returns nil) or the consumer does (its Err).
+// Run calls h for every message, up to ConsumerOptions.Concurrency at a time and one at a time per partition (per key
+// with ConsumerOptions.ParallelKeys), until ctx ends (it then waits for the handlers and returns nil) or the consumer does (its Err).
 func (k *Consumer) Run(ctx context.Context, h Handler) error {
 	stop := context.AfterFunc(ctx, func() {
 		k.mu.Lock()
@@ -219,10 +220,11 @@ func (k *Consumer) join() bool {
 func (k *Consumer) handle(ctx context.Context, h Handler) {
 	var batch [takeBatch]*Message
 	for {
-		part, n := k.take(ctx, batch[:])
-		if part == nil {
+		work, n := k.take(ctx, batch[:])
+		if work == nil {
 			return
 		}
+		part := work.part
 		i, acked := 0, 0
 		for ; i < n && ctx.Err() == nil && !part.stop.Load() && !k.stop.Load(); i++ {
 			m := batch[i]
@@ -238,7 +240,7 @@ func (k *Consumer) handle(ctx context.Context, h Handler) {
 			k.conclude(m, err)
 		}
 		k.ackTogether(part, batch[acked:i])
-		k.giveBack(part, batch[i:n])
+		k.giveBack(work, batch[i:n])
 		clear(batch[:n])
 	}
 }
@@ -267,64 +269,6 @@ func (k *Consumer) call(ctx context.Context, h Handler, m *Message) (err error) 
 	return h(ctx, m)
 }
 
-// take waits for messages of a partition that no other process is at, and takes some. A nil partition means the end.
-func (k *Consumer) take(ctx context.Context, batch []*Message) (*assigned, int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for {
-		if ctx.Err() != nil || k.closing {
-			return nil, 0
-		}
-		for k.ready.len() > 0 {
-			part := k.ready.pop()
-			part.queued = false
-			if part.calls > 0 {
-				continue // offered again when they are done
-			}
-			n := 0
-			for n < len(batch) && part.queue.len() > 0 {
-				if m := part.queue.pop(); m.Active() {
-					batch[n] = m
-					n++
-				}
-			}
-			if n > 0 {
-				part.busy = true
-				return part, n
-			}
-		}
-		k.takers.Wait()
-	}
-}
-
-// giveBack ends a take; rest is what was not begun.
-func (k *Consumer) giveBack(part *assigned, rest []*Message) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	for _, m := range slices.Backward(rest) {
-		switch {
-		case !m.Active():
-		case part.revoke != nil:
-			k.end(m, false)
-		default:
-			part.queue.pushFront(m)
-		}
-	}
-	part.busy = false
-	k.settleRevoke(part)
-	k.offer(part)
-}
-
-// offer makes a partition ready if it has something for a process.
-func (k *Consumer) offer(part *assigned) {
-	if part.busy || part.queued || part.calls > 0 || part.queue.len() == 0 {
-		return
-	}
-	part.queued = true
-	k.ready.push(part)
-	k.takers.Signal()
-}
-
 // Messages returns a channel of messages, for applications that have a loop of their own; each one must be ended by
 // Ack or Nack. The channel is closed when the consumer is, or ends; see Err.
 func (k *Consumer) Messages() <-chan *Message {
@@ -346,12 +290,12 @@ func (k *Consumer) Messages() <-chan *Message {
 func (k *Consumer) feed() {
 	var batch [takeBatch]*Message
 	for {
-		part, n := k.take(context.Background(), batch[:])
-		if part == nil {
+		work, n := k.take(context.Background(), batch[:])
+		if work == nil {
 			return
 		}
 		i, stopped := 0, false
-		for ; i < n && !stopped && !part.stop.Load(); i++ {
+		for ; i < n && !stopped && !work.part.stop.Load(); i++ {
 			if !batch[i].Active() {
 				continue
 			}
@@ -362,7 +306,7 @@ func (k *Consumer) feed() {
 				i--
 			}
 		}
-		k.giveBack(part, batch[i:n])
+		k.giveBack(work, batch[i:n])
 		clear(batch[:n])
 	}
 }

@@ -17,8 +17,10 @@ func (k *Consumer) clear(part *assigned) {
 	for part.head != nil {
 		k.end(part.head, false)
 	}
-	for part.queue.len() > 0 {
-		part.queue.pop()
+	for i := range part.lanes {
+		for queue := &part.lanes[i].queue; queue.len() > 0; {
+			queue.pop()
+		}
 	}
 }
 
@@ -166,11 +168,12 @@ func (k *Consumer) message(m *protocol.Msg) error {
 		part.tail.next, msg.prev = msg, part.tail
 	}
 	part.tail = msg
-	part.queue.push(msg)
+	l := k.lane(part, msg)
+	l.queue.push(msg)
 	if k.opts.CumulativeAcks {
 		part.unsettled.arrived(m.Sequence)
 	}
-	k.offer(part)
+	k.offer(l)
 	return nil
 }
 
@@ -190,7 +193,7 @@ func (k *Consumer) part(id uint16) *assigned {
 	}
 	part := k.parts[id]
 	if part == nil {
-		part = &assigned{id: id}
+		part = k.newAssigned(id)
 		k.parts[id] = part
 	}
 	k.recent = part

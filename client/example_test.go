@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/client"
 	"github.com/mortarmq/mortarmq/protocol"
+	"github.com/mortarmq/mortarmq/tests/harness/fakebroker"
 )
 
 // addr is the address of the examples' broker.
@@ -66,6 +70,76 @@ func Example() {
 	// received order 0 of customer-7
 	// received order 1 of customer-7
 	// received order 2 of customer-7
+}
+
+// The nodes of a cluster are named in any order; which of them leads, now and later, the Client finds out.
+func ExampleDial() {
+	cluster, err := fakebroker.NewCluster(3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cluster.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := client.Dial(ctx, cluster.Addr(2)+","+cluster.Addr(1)+","+cluster.Addr(0),
+		client.WithToken("secret"), client.WithLogger(slog.Default()))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	topic, err := c.Declare(ctx, "orders", client.DeclareOptions{Partitions: 12})
+	fmt.Println(topic.Partitions, err)
+	// Output: 12 <nil>
+}
+
+// Handlers work on different keys at the same time. An error has the message delivered again after a pause, ErrReject moves
+// it to the dead-letter topic.
+func ExampleConsumer_Run() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, err := client.Dial(ctx, addr)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Declare(ctx, "payments", client.DeclareOptions{Partitions: 2}); err != nil {
+		log.Fatal(err)
+	}
+	p, err := c.NewProducer(ctx, "payments", client.ProducerOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, amount := range []string{"10", "20", "nonsense"} {
+		if _, err := p.Send(ctx, client.Record{Key: fmt.Appendf(nil, "account-%d", i), Value: []byte(amount)}); err != nil {
+			log.Fatal(err)
+		}
+	}
+	k, err := c.NewConsumer(ctx, "payments", "bank", client.ConsumerOptions{Concurrency: 8, ParallelKeys: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	running, stop := context.WithCancel(ctx)
+	var handled atomic.Int32
+	err = k.Run(running, func(_ context.Context, m *client.Message) error {
+		if handled.Add(1) == 3 {
+			stop()
+		}
+		amount, err := strconv.Atoi(string(m.Value))
+		if err != nil {
+			return fmt.Errorf("%w: %w", client.ErrReject, err) // it will never be a number
+		}
+		fmt.Printf("%s gets %d\n", m.Key, amount)
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := k.Close(ctx); err != nil { // sends the last ACKs and leaves the group
+		log.Fatal(err)
+	}
+	// Unordered output:
+	// account-0 gets 10
+	// account-1 gets 20
 }
 
 func ExampleProducer_SendFunc() {

@@ -42,8 +42,10 @@ func (k *Consumer) notice(n *protocol.Notice) {
 	revoke := *n
 	part.setRevoke(&revoke)
 	part.revokeBy = k.tick + revokeTicks
-	for part.queue.len() > 0 { // nobody has begun these
-		k.end(part.queue.pop(), false)
+	for i := range part.lanes {
+		for queue := &part.lanes[i].queue; queue.len() > 0; { // nobody has begun these
+			k.end(queue.pop(), false)
+		}
 	}
 	k.settleRevoke(part)
 }
@@ -121,7 +123,9 @@ func (k *Consumer) renewLeases(part *assigned) {
 		}
 		m = next
 	}
-	for part.queue.len() > 0 && !(*part.queue.at(0)).Active() { // nobody takes them while a handler is stuck
-		part.queue.pop()
+	for i := range part.lanes { // nobody takes them while a handler is stuck
+		for queue := &part.lanes[i].queue; queue.len() > 0 && !(*queue.at(0)).Active(); {
+			queue.pop()
+		}
 	}
 }

@@ -35,17 +35,21 @@ const (
 
 func defaultConfig() config {
 	return config{
-		logger:      slog.New(slog.DiscardHandler),
 		dialTimeout: 5 * time.Second,
 		tick:        time.Second,
 		backoffMin:  500 * time.Millisecond,
 		backoffMax:  30 * time.Second,
-		dial:        (&net.Dialer{}).DialContext,
 	}
 }
 
-// complete fills in the defaults that depend on the number of nodes.
+// complete fills in what is missing; some defaults depend on the number of nodes.
 func (c *config) complete(nodes int) {
+	if c.logger == nil {
+		c.logger = slog.New(slog.DiscardHandler)
+	}
+	if c.dial == nil {
+		c.dial = (&net.Dialer{}).DialContext
+	}
 	if c.keepalive == 0 {
 		c.keepalive = singleKeepalive
 		if nodes > 1 { // there is somewhere else to go
@@ -81,7 +85,7 @@ type Option func(*config)
 // WithToken sets the token for CONNECT. The default is none, which a broker without configured tokens accepts.
 func WithToken(token string) Option { return func(c *config) { c.token = []byte(token) } }
 
-// WithLogger sets where connection losses, retries and refusals are reported. The default discards them.
+// WithLogger sets where connection losses, retries and refusals are reported. The default, and nil, discards them.
 func WithLogger(l *slog.Logger) Option { return func(c *config) { c.logger = l } }
 
 // WithDialTimeout bounds one attempt to connect and authenticate. The default is 5 s.
@@ -100,7 +104,7 @@ func WithBackoff(first, longest time.Duration) Option {
 	return func(c *config) { c.backoffMin, c.backoffMax = first, longest }
 }
 
-// WithDialer replaces the function that opens TCP connections, for proxies and tests.
+// WithDialer replaces the function that opens TCP connections, for proxies and tests. nil is the default, net.Dialer.
 func WithDialer(dial func(ctx context.Context, network, addr string) (net.Conn, error)) Option {
 	return func(c *config) { c.dial = dial }
 }
@@ -177,14 +181,17 @@ type ConsumerOptions struct {
 	// OnAssign. Either may be nil.
 	OnAssign func(partition uint16)
 	OnRevoke func(partition uint16, lost bool)
-	// Concurrency is how many handlers Run may have at work, each on another partition. The default is 1.
+	// Concurrency is how many handlers Run may have at work, each on another partition. The default is 1, the most 1 024.
 	Concurrency int
+	// ParallelKeys has handlers work on different keys of one partition at the same time: messages are in order per key then,
+	// not per partition, and those without key in no order. It excludes CumulativeAcks.
+	ParallelKeys bool
 	// CumulativeAcks has Run acknowledge what a handler has finished without error together, up to 32 messages of a
 	// partition in one ACK. That is for handlers that take microseconds: a crash then has up to 32 finished messages
 	// delivered again, not one.
 	CumulativeAcks bool
-	// Lease is the broker's delivery_lease_ms; the default is the broker's default of 30 s. PROGRESS is sent after a
-	// third of it.
+	// Lease is the lease of the group, or the broker's delivery_lease_ms where it has none of its own; the default is the
+	// broker's default of 30 s. PROGRESS is sent after a third of it, so a shorter lease must be named here.
 	Lease time.Duration
 	// MaxProcessing is how long the library keeps the lease of an unfinished message alive. After that it lets it
 	// expire, and the broker redelivers the message. The default is 5 minutes.
@@ -228,6 +235,9 @@ func (o *ConsumerOptions) setDefaults() error {
 	}
 	if o.Concurrency < 1 || o.Concurrency > maxConcurrency {
 		problems = append(problems, fmt.Errorf("option Concurrency %d is outside 1..%d", o.Concurrency, maxConcurrency))
+	}
+	if o.ParallelKeys && o.CumulativeAcks {
+		problems = append(problems, errors.New("options ParallelKeys and CumulativeAcks exclude each other"))
 	}
 	if o.Lease < 3*time.Second {
 		problems = append(problems, fmt.Errorf("option Lease %v is shorter than 3s", o.Lease))
