@@ -210,11 +210,11 @@ func (d *dedup) evict(keep *window) {
 	}
 }
 
-// dropTopic forgets every producer of a deleted topic.
-func (d *dedup) dropTopic(topic uint16) {
+// dropTopics forgets every producer of the topics that were deleted.
+func (d *dedup) dropTopics(deleted func(topic uint16) bool) {
 	for w := d.lru.next; w != &d.lru; {
 		next := w.next
-		if w.key.stream.Topic == topic {
+		if deleted(w.key.stream.Topic) {
 			d.drop(w)
 		}
 		w = next

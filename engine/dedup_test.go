@@ -266,7 +266,7 @@ func TestDedupMemory(t *testing.T) {
 	if got := held(); got > 4*d.limit {
 		t.Errorf("windows hold %d bytes, the limit is %d (counted: %d)", got, d.limit, d.bytes)
 	}
-	d.dropTopic(1)
+	d.dropTopics(func(topic uint16) bool { return topic == 1 })
 	if got := held(); got > d.limit {
 		t.Errorf("dropped windows hold %d bytes, the limit is %d", got, d.limit)
 	}

@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -177,6 +178,9 @@ func (e *Engine) recover() error {
 	if err := e.coord.CheckIDs(lastTopic); err != nil {
 		return err
 	}
+	for _, s := range e.shards {
+		s.dedup.dropTopics(e.coord.TopicDeleted)
+	}
 	return e.coord.Recovered()
 }
 
@@ -231,7 +235,8 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 			Dir: dir, Journal: i, SegmentMaxBytes: e.opts.SegmentMaxBytes,
 			Pool: e.pools[i], Logger: e.log.With("journal", i), Wall: e.wallMs, MaxOpenFiles: e.openFiles(),
 		},
-		Now: e.now,
+		Deleted: e.coord.TopicDeleted,
+		Now:     e.now,
 	}
 }
 
@@ -418,6 +423,11 @@ func (s engineStore) SaveSnapshot(journal int, kind wal.SnapshotKind, position u
 }
 
 func (s engineStore) DropTopic(topic uint16) {
+	s.e.mu.Lock()
+	s.e.quarantined = slices.DeleteFunc(s.e.quarantined, func(q wal.QuarantineReport) bool {
+		return q.Stream.Kind == wal.Messages && q.Stream.Topic == topic
+	})
+	s.e.mu.Unlock()
 	for i, l := range s.e.stores {
 		s.e.shards[i].inbox.Push(message{kind: msgDrop, topic: topic})
 		l.inbox.Push(storeMessage{kind: storeDrop, topic: topic})

@@ -114,8 +114,12 @@ type partition struct {
 	refusal string
 }
 
-// quarantinedText answers publishes to a partition whose files are damaged.
-const quarantinedText = "this partition's files are damaged and quarantined: see the report beside them in the broker's data directory"
+const (
+	// quarantinedText answers publishes to a partition whose files are damaged.
+	quarantinedText = "this partition's files are damaged and quarantined: see the report beside them in the broker's data directory"
+	// deletedText answers publishes to a topic that was deleted while they were on their way.
+	deletedText = "the topic was deleted: DECLARE it again for a new id"
+)
 
 // answer is the OK owed to n consecutive requests of one client whose messages got consecutive sequences.
 type answer struct {
@@ -167,6 +171,7 @@ type shard struct {
 	journal   *wal.Journal
 	dedup     *dedup
 	topics    [][]*partition // by topic id, by partition
+	gone      topicSet       // topics deleted in this process's life, whose publishes may still be on their way
 	ledgerSeq wal.Sequence   // last appended of the ledger stream
 	metaSeq   wal.Sequence   // last appended of the metadata stream
 	epoch     wal.Epoch
@@ -357,7 +362,9 @@ func (s *shard) take() {
 		case msgDrop:
 			s.forget(m.topic)
 		case msgQuarantine:
-			s.partitionOf(m.topic, m.index).refusal = quarantinedText
+			if !s.gone.has(m.topic) {
+				s.partitionOf(m.topic, m.index).refusal = quarantinedText
+			}
 		case msgReplica:
 			s.repl.handle(m.replica)
 		case msgClose:
@@ -367,11 +374,12 @@ func (s *shard) take() {
 	s.spare = items
 }
 
-// forget drops what is kept of a deleted topic; its id is never used again. Records of it that are still on their way
-// are committed and dropped with the files.
+// forget drops what is kept of a deleted topic; its id is never used again. Records of it that are still on their way to
+// the disk are committed and dropped with the files, publishes that come from now on are refused.
 func (s *shard) forget(topic uint16) {
+	s.gone.add(topic)
 	s.lastWindow = nil
-	s.dedup.dropTopic(topic)
+	s.dedup.dropTopics(func(id uint16) bool { return id == topic })
 	if int(topic) < len(s.topics) {
 		s.topics[topic] = nil
 	}
@@ -463,6 +471,10 @@ func (s *shard) propose(p *proposal) bool {
 // proposeMessage appends a message of the coordinator's; false means that it has to wait for the next round. What would
 // have to wait longer is refused: ledger and metadata records come behind it.
 func (s *shard) proposeMessage(p *proposal) bool {
+	if s.gone.has(p.stream.Topic) {
+		s.eng.coord.Refused(p.id, deletedText)
+		return true
+	}
 	part := s.partitionOf(p.stream.Topic, p.stream.Partition)
 	switch {
 	case part.refusal != "":
@@ -500,6 +512,11 @@ func (s *shard) proposeMessage(p *proposal) bool {
 
 // publish handles one PUB; false means that it has to wait for the next round.
 func (s *shard) publish(b *pubBatch, r *pubRequest) bool {
+	if s.gone.has(r.topic) {
+		s.refuse(r, protocol.CodeUnknownTopic, deletedText)
+		b.release(r)
+		return true
+	}
 	part := s.partitionOf(r.topic, r.partition)
 	if part.refusal != "" {
 		s.refuse(r, protocol.CodeInternal, part.refusal)
@@ -721,7 +738,7 @@ func (s *shard) commit(r *wal.Round, owed *roundAnswers) {
 func (s *shard) markCommitted(r *wal.Round) {
 	for i := range r.Entries {
 		e := &r.Entries[i]
-		if e.Stream.Kind == wal.Messages {
+		if e.Stream.Kind == wal.Messages && !s.gone.has(e.Stream.Topic) {
 			s.partitionOf(e.Stream.Topic, e.Stream.Partition).committed = e.Last()
 		}
 	}

@@ -249,6 +249,12 @@ func (c *Coordinator) CheckIDs(lastTopic uint16) error {
 	return nil
 }
 
+// TopicDeleted tells, during and after the replay, whether what was replayed so far says that a topic of this id was
+// deleted; false where the metadata is quarantined.
+func (c *Coordinator) TopicDeleted(id uint16) bool {
+	return c.quarantined == "" && c.meta.TopicDeleted(id)
+}
+
 // Epoch sets the leader epoch that this start has opened.
 func (c *Coordinator) Epoch(e wal.Epoch) { c.epoch = e }
 
