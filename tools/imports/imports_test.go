@@ -25,7 +25,7 @@ var allowed = map[string][]string{
 	"ring":              {},
 	"wal":               {"ring", "protocol"},
 	"wal/simdisk":       {"wal", "ring"},
-	"engine":            {"protocol", "ring", "wal", "engine/coord", "engine/dedupsnap", "engine/mpsc"},
+	"engine":            {"protocol", "ring", "wal", "engine/coord", "engine/dedupsnap", "engine/mpsc", "engine/replica", "engine/peerwire"},
 	"engine/coord":      {"protocol", "wal", "ring", "engine/group", "engine/ledger", "engine/metadata", "engine/mpsc", "engine/deadletter"},
 	"engine/group":      {"protocol"},
 	"engine/ledger":     {"protocol"},
@@ -33,13 +33,16 @@ var allowed = map[string][]string{
 	"engine/mpsc":       {},
 	"engine/deadletter": {"protocol"},
 	"engine/dedupsnap":  {},
+	"engine/replica":    {"protocol"},
+	"engine/peerwire":   {"engine/replica"},
 	"client":            {"protocol"},
 	"net/client":        {"protocol", "engine/coord"},
 	"net/admin":         {"protocol", "engine/coord", "engine"},
+	"net/peer":          {"engine/peerwire", "engine/replica"},
 }
 
 // pure packages do no I/O and know no time but what they are given.
-var pure = []string{"engine/group", "engine/ledger", "engine/metadata", "engine/deadletter", "engine/dedupsnap", "engine/replica"}
+var pure = []string{"engine/group", "engine/ledger", "engine/metadata", "engine/deadletter", "engine/dedupsnap", "engine/replica", "engine/peerwire"}
 
 var impure = []string{"os", "net", "sync", "sync/atomic", "syscall", "log", "log/slog", "math/rand", "context", "io/fs", "golang.org/x/sys/unix"}
 

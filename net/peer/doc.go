@@ -1,0 +1,2 @@
+// Package peer connects the nodes of a cluster.
+package peer
