@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,13 +31,10 @@ type Peers interface {
 }
 
 // Releaser is memory with a reference count.
-type Releaser interface{ Release() }
+type Releaser = peerwire.Releaser
 
 // Payload is memory that a frame from another node arrived in. It is its receiver's until Release.
-type Payload interface {
-	Bytes() []byte
-	Release()
-}
+type Payload = peerwire.Payload
 
 const (
 	// historyBytes bounds the committed rounds that a shard keeps for followers that lag; behind that they catch up in bulk.
@@ -52,8 +50,9 @@ type replicaRound struct {
 	r      *wal.Round // with one reference
 	point  replica.Point
 	ticket uint64
-	bytes  int64
 	sealed time.Duration
+	// upTo is replication.sealedBytes behind it.
+	upTo int64
 	// flushed here; emitted: it is committed and its producers have their answers.
 	flushed, emitted bool
 }
@@ -71,6 +70,7 @@ const (
 	evJoin
 	evLeft
 	evCommit
+	evConnected
 	evWritable
 	evProbe
 	evQuorum
@@ -106,22 +106,38 @@ func (ev *replicaEvent) recycle() {
 	replicaEvents.Put(ev)
 }
 
-// progress is what a shard lets the control loop see of its log, through atomics.
+// progress is what a shard lets the control loop see of its log.
 type progress struct {
-	commit, last, flushed atomic.Uint64
-	// oldest is when the oldest round that is not committed was sealed, on the engine's clock in nanoseconds and 1; 0: none.
-	oldest atomic.Int64
-	// stalled is when the oldest round that is not flushed here was submitted, likewise.
-	stalled atomic.Int64
-	peers   []peerProgress
+	mu      sync.Mutex
+	log     replica.Progress
+	changed bool
+	// stalled is since when the oldest round that is not flushed here is at the device, on the engine's clock; 0: none is.
+	stalled time.Duration
 }
 
-// peerProgress is what a leading shard knows of a follower.
-type peerProgress struct {
-	node          replica.NodeID
-	flushed, sent atomic.Uint64
-	// behind is the bytes that were sealed and that the follower has not vouched for.
-	behind atomic.Int64
+// take copies the progress to p, whose slice is used again, and reports whether it has changed since the last call.
+func (g *progress) take(p *replica.Progress) (changed bool, stalled time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if changed = g.changed; changed {
+		peers := append(p.Peers[:0], g.log.Peers...)
+		*p = g.log
+		p.Peers = peers
+		g.changed = false
+	}
+	return changed, g.stalled
+}
+
+// keptRound is a committed round that is kept for followers; upTo is replication.sealedBytes when it was sealed.
+type keptRound struct {
+	r    *wal.Round
+	upTo int64
+}
+
+// followerState is what a leading shard remembers of a follower between two looks.
+type followerState struct {
+	at      time.Duration // when it last vouched for something, or had everything
+	vouched replica.Index
 }
 
 // replication is a shard's part in a cluster: which rounds the log has, who gets them, and what is committed. Its state but
@@ -135,7 +151,7 @@ type replication struct {
 	peers  Peers
 	others []replica.NodeID
 	logger *slog.Logger
-	// committed is called with the commit index when it has moved; behind when a follower needs what is not in memory.
+	// behind is called when a follower needs what is not in memory.
 	behind func(peer replica.NodeID)
 
 	// readOnly is the answer to publishes while nothing can be committed; nil: they are taken.
@@ -151,18 +167,22 @@ type replication struct {
 	deposed *refusal
 	// opening: the opening round is to be sealed. probing likewise, an empty round.
 	opening, probing bool
-	// opened is called when the opening round is committed.
+	// opened is called when the opening round is committed and in the hands of the coordinator; probed with the index of an
+	// empty round that was asked for.
 	opened func()
+	probed func(replica.Index)
 
 	flight   fifo[uint64] // tickets of the rounds at the device, 0 where there is none
-	history  fifo[*wal.Round]
+	history  fifo[keptRound]
 	oldest   replica.Index // of history's front, if it has one
 	kept     int64         // bytes of history
+	// sealedBytes adds up the bytes of all rounds of the log since the start.
+	sealedBytes int64
 	incoming fifo[*replicaEvent]
 	acked    peerwire.Flushed // the last FLUSHED that was sent
 	adopting *replicaEvent    // says how far a candidate's log has to come
-	heard    []time.Duration  // when each of others last vouched for something, or got all there is
-	vouched  []replica.Index
+	heard    []followerState  // by others
+	scratch  replica.Progress
 }
 
 // refusal is the answer to publishes at the moment.
@@ -183,7 +203,6 @@ func (r *replication) handle(ev *replicaEvent) {
 		if r.log.PeerFlushed(ev.peer, ev.epoch, ev.instance, ev.voter, ev.index) {
 			r.advance()
 		}
-		r.note(ev.peer)
 	case evReject:
 		r.distrust(ev.peer, r.log.Rejected(ev.peer, ev.epoch, ev.instance, ev.end))
 	case evFence:
@@ -200,9 +219,14 @@ func (r *replication) handle(ev *replicaEvent) {
 	case evCommit:
 		r.log.LeaderCommit(ev.epoch, ev.index)
 		r.advance()
+	case evConnected:
+		r.connected(ev.peer)
 	case evWritable:
 	case evProbe:
-		r.probing = r.leading && ev.epoch == r.epoch
+		if r.leading && ev.epoch == r.epoch {
+			probed := ev.fenced
+			r.probing, r.probed = true, func(i replica.Index) { probed(replica.End{Last: replica.Point{Epoch: r.epoch, Index: i}}) }
+		}
 	case evQuorum:
 		r.setQuorum(ev.refusal)
 	case evFetch:
@@ -242,7 +266,7 @@ func (r *replication) fence(ev *replicaEvent) {
 
 // depose ends leading: whoever waits for a commit is answered, what was sealed stays where it is.
 func (r *replication) depose(f *refusal) {
-	r.leading, r.opening, r.probing, r.opened = false, false, false, nil
+	r.leading, r.opening, r.probing, r.opened, r.probed = false, false, false, nil, nil
 	r.deposed = f
 	r.s.refuseUncommitted(f)
 	r.s.journal.Discard()
@@ -255,21 +279,27 @@ func (r *replication) lead(ev *replicaEvent) error {
 	}
 	r.dropIncoming()
 	r.s.journal.Discard()
-	r.epoch, r.leader, r.leading, r.opening, r.opened = ev.epoch, 0, true, true, nil
-	if done := ev.done; done != nil {
-		opened := ev.fenced
-		r.opened = func() { opened(r.log.End()) }
-	}
+	r.epoch, r.leader, r.leading, r.opening = ev.epoch, 0, true, true
+	opened := ev.fenced
+	r.opened = func() { opened(r.log.End()) }
 	r.s.epoch = wal.Epoch(ev.epoch)
 	r.s.lastWindow = nil
 	for i := range r.s.inFlight.len() {
 		r.s.fold(r.s.inFlight.at(i).repl.r)
 	}
-	now := r.s.eng.now()
 	for i := range r.heard {
-		r.heard[i] = now
+		r.heard[i] = followerState{at: r.s.eng.now()}
 	}
 	return nil
+}
+
+// connected sends again what was under way when the connection to a node ended.
+func (r *replication) connected(peer replica.NodeID) {
+	if r.leading {
+		r.log.Resend(peer)
+	} else if peer == r.leader {
+		r.acked = peerwire.Flushed{}
+	}
 }
 
 // follow takes rounds of a leader from now on.
@@ -352,7 +382,10 @@ func (r *replication) seal() {
 		s.fail(fmt.Errorf("a round at %s of the log was to be %s: %w", stamp.Point, point, errors.Join(err, replica.ErrLogState)))
 		return
 	}
-	r.opening, r.probing = false, false
+	if r.probing && r.probed != nil {
+		r.probed(point.Index)
+	}
+	r.opening, r.probing, r.probed = false, false, nil
 	r.sealed(stamp.Point, stamp.Ticket, s.gathering.answers)
 	s.gathering = roundAnswers{}
 	if n := len(s.freeLists); n > 0 {
@@ -372,15 +405,32 @@ func (r *replication) sealed(p replica.Point, ticket uint64, answers []answer) {
 	}
 	round.Retain()
 	r.flight.push(ticket)
+	r.sealedBytes += int64(round.Bytes())
 	s.inFlight.push(roundAnswers{round: round.Number, answers: answers, repl: replicaRound{
-		r: round, point: p, ticket: ticket, bytes: int64(round.Bytes()), sealed: s.eng.now(),
+		r: round, point: p, ticket: ticket, upTo: r.sealedBytes, sealed: s.eng.now(),
 	}})
 }
+
+// notLeading is the answer to clients of a node that does not lead: it names the leader where it is known.
+func notLeading(h *hint) *refusal {
+	if h == nil || h.addr == "" {
+		return &refusal{protocol.CodeStaleLeaderEpoch, "this node does not lead and knows no leader at the moment: try the other nodes, or again"}
+	}
+	return &refusal{protocol.CodeStaleLeaderEpoch, h.String()}
+}
+
+// hint is where the leader is.
+type hint struct {
+	node replica.NodeID
+	addr string // its client port
+}
+
+func (h *hint) String() string { return fmt.Sprintf("leader=%d %s", h.node, h.addr) }
 
 // round returns the round at an index, if it is in memory.
 func (r *replication) round(i replica.Index) *wal.Round {
 	if n := r.history.len(); n > 0 && i >= r.oldest && i < r.oldest+replica.Index(n) {
-		return *r.history.at(int(i - r.oldest))
+		return r.history.at(int(i - r.oldest)).r
 	}
 	if f := &r.s.inFlight; f.len() > 0 {
 		if first := f.front().repl.point.Index; i >= first && i < first+replica.Index(f.len()) {
@@ -574,10 +624,9 @@ func (r *replication) advance() {
 		round.Retain()
 		urgent = s.publishRound(round) || urgent
 		round.Release()
-		r.keep(e.repl.point.Index, round)
+		r.keep(e.repl.point.Index, keptRound{round, e.repl.upTo})
 		s.inFlight.pop()
 	}
-	r.progress.commit.Store(uint64(commit))
 	if bytes > 0 {
 		s.flushClients()
 		s.announce(bytes, urgent)
@@ -593,14 +642,14 @@ func (r *replication) advance() {
 }
 
 // keep adds a committed round, with its reference, to those kept for followers.
-func (r *replication) keep(i replica.Index, round *wal.Round) {
+func (r *replication) keep(i replica.Index, round keptRound) {
 	if r.history.len() == 0 {
 		r.oldest = i
 	}
 	r.history.push(round)
-	r.kept += int64(round.Bytes())
+	r.kept += int64(round.r.Bytes())
 	for r.kept > historyBytes && r.history.len() > 1 {
-		old := *r.history.front()
+		old := r.history.front().r
 		r.history.pop()
 		r.kept -= int64(old.Bytes())
 		old.Release()
@@ -633,63 +682,73 @@ func (r *replication) vouch() {
 	}
 }
 
-// note remembers when a follower was heard.
-func (r *replication) note(peer replica.NodeID) {
-	for i, id := range r.others {
-		if id == peer {
-			r.heard[i] = r.s.eng.now()
-		}
-	}
-}
-
 // resend has a follower get everything again that it has not vouched for in a while: the transport may have lost it.
 func (r *replication) resend(now time.Duration) (next time.Duration) {
 	next = wal.Never
 	for i, peer := range r.others {
+		h := &r.heard[i]
 		flushed, sent := r.log.PeerFlushedIndex(peer)
-		if flushed+1 >= sent || flushed != r.vouched[i] {
-			r.vouched[i], r.heard[i] = flushed, now
+		if flushed+1 >= sent || flushed != h.vouched {
+			h.vouched, h.at = flushed, now
 			continue
 		}
-		if now-r.heard[i] >= resendAfter {
-			r.heard[i] = now
+		if now-h.at >= resendAfter {
+			h.at = now
 			r.log.Resend(peer)
 			r.ship()
 		}
-		next = min(next, r.heard[i]+resendAfter)
+		next = min(next, h.at+resendAfter)
 	}
 	return next
 }
 
 // report updates what the control loop sees.
 func (r *replication) report() {
-	p, f := &r.progress, &r.s.inFlight
-	p.last.Store(uint64(r.log.Last().Index))
-	p.flushed.Store(uint64(r.log.FlushedIndex()))
-	oldest, stalled := int64(0), int64(0)
-	for i := range f.len() {
-		e := &f.at(i).repl
-		if oldest == 0 && !e.emitted {
-			oldest = int64(e.sealed) + 1
-		}
-		if stalled == 0 && !e.flushed {
-			stalled = int64(e.sealed) + 1
-		}
-		if oldest != 0 && stalled != 0 {
-			break
+	p := &r.scratch
+	r.log.Progress(p)
+	for i := range p.Peers {
+		q := &p.Peers[i]
+		q.LagBytes = uint64(r.sealedBytes - r.bytesUpTo(q.Flushed))
+	}
+	stalled := time.Duration(0)
+	for f, i := &r.s.inFlight, 0; i < f.len() && stalled == 0; i++ {
+		if e := &f.at(i).repl; !e.flushed {
+			stalled = e.sealed
 		}
 	}
-	p.oldest.Store(oldest)
-	p.stalled.Store(stalled)
-	if !r.leading {
+	g := &r.progress
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stalled = stalled
+	if same(p, &g.log) {
 		return
 	}
-	for i := range p.peers {
-		q := &p.peers[i]
-		flushed, next := r.log.PeerFlushedIndex(q.node)
-		q.flushed.Store(uint64(flushed))
-		q.sent.Store(uint64(next))
+	peers := append(g.log.Peers[:0], p.Peers...)
+	g.log = *p
+	g.log.Peers, g.changed = peers, true
+}
+
+func same(a, b *replica.Progress) bool {
+	return a.Epoch == b.Epoch && a.Leading == b.Leading && a.Last == b.Last && a.Flushed == b.Flushed &&
+		a.Commit == b.Commit && a.Acked == b.Acked && slices.Equal(a.Peers, b.Peers)
+}
+
+// bytesUpTo returns sealedBytes as it was behind the round at an index; of one no longer in memory, that behind the last
+// one before those.
+func (r *replication) bytesUpTo(i replica.Index) int64 {
+	if f := &r.s.inFlight; f.len() > 0 {
+		if first := f.front().repl.point.Index; i >= first && i < first+replica.Index(f.len()) {
+			return f.at(int(i - first)).repl.upTo
+		}
 	}
+	n := r.history.len()
+	switch {
+	case n == 0:
+		return r.sealedBytes
+	case i < r.oldest:
+		return r.history.front().upTo - int64(r.history.front().r.Bytes())
+	}
+	return r.history.at(min(int(i-r.oldest), n-1)).upTo
 }
 
 // serveFetch sends a candidate the rounds of the log that it lacks.
@@ -747,7 +806,7 @@ func (r *replication) release() {
 		f.front().repl.r.Release()
 	}
 	for ; r.history.len() > 0; r.history.pop() {
-		(*r.history.front()).Release()
+		r.history.front().r.Release()
 	}
 }
 

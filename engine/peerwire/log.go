@@ -14,6 +14,16 @@ const (
 	RejectLen  = 40
 )
 
+// Releaser is memory with a reference count, such as a *wal.Round.
+type Releaser interface{ Release() }
+
+// Payload is the memory of a frame's payload that has arrived. It is its receiver's until Release, which is called once, from
+// any goroutine.
+type Payload interface {
+	Bytes() []byte
+	Release()
+}
+
 // Append takes a round of the leader to a follower. Its payload, the round's entries byte for byte, travels beside it. A
 // probe has no payload: it asks the follower how far it agrees.
 type Append struct {

@@ -45,7 +45,7 @@ type recorder struct {
 
 	mu     sync.Mutex
 	events []event
-	held   []*Payload
+	held   []peerwire.Payload
 	more   chan struct{} // replaced and closed at each event
 }
 
@@ -59,7 +59,7 @@ func (r *recorder) note(e event) {
 	r.more = make(chan struct{})
 }
 
-func (r *recorder) take(p *Payload) []byte {
+func (r *recorder) take(p peerwire.Payload) []byte {
 	if p == nil {
 		return nil
 	}
@@ -102,7 +102,7 @@ func (r *recorder) Message(from replica.NodeID, m *replica.Message) {
 	r.note(event{what: "MESSAGE", from: from, lane: peerwire.Control, message: m})
 }
 
-func (r *recorder) Append(from replica.NodeID, a *peerwire.Append, p *Payload) {
+func (r *recorder) Append(from replica.NodeID, a *peerwire.Append, p peerwire.Payload) {
 	r.note(event{what: "APPEND", from: from, lane: peerwire.Log, append: *a, payload: r.take(p)})
 }
 
@@ -114,7 +114,7 @@ func (r *recorder) Reject(from replica.NodeID, f *peerwire.Reject) {
 	r.note(event{what: "REJECT", from: from, lane: peerwire.Log, reject: *f})
 }
 
-func (r *recorder) Bulk(from replica.NodeID, f peerwire.BulkFrame, p *Payload) {
+func (r *recorder) Bulk(from replica.NodeID, f peerwire.BulkFrame, p peerwire.Payload) {
 	r.note(event{what: f.Kind().String(), from: from, lane: peerwire.Bulk, bulk: f, payload: r.take(p)})
 }
 

@@ -89,15 +89,12 @@ type Handler interface {
 	// Message takes a message of replica.Node, which is handed over.
 	Message(from replica.NodeID, m *replica.Message)
 	// Append, Flushed and Reject take those frames; the structs are borrowed.
-	Append(from replica.NodeID, a *peerwire.Append, payload *Payload)
+	Append(from replica.NodeID, a *peerwire.Append, payload peerwire.Payload)
 	Flushed(from replica.NodeID, f *peerwire.Flushed)
 	Reject(from replica.NodeID, r *peerwire.Reject)
 	// Bulk takes a frame of the lane bulk, which is handed over. payload is nil where the kind has none.
-	Bulk(from replica.NodeID, f peerwire.BulkFrame, payload *Payload)
+	Bulk(from replica.NodeID, f peerwire.BulkFrame, payload peerwire.Payload)
 }
-
-// Releaser is memory with a reference count. A *wal.Round is one.
-type Releaser interface{ Release() }
 
 const (
 	defaultLogQueue   = 64 << 20

@@ -13,8 +13,8 @@ const headRoom = peerwire.HeaderLen + 48
 type outFrame struct {
 	head  [headRoom]byte // header, and the body's beginning up to n
 	n     int
-	rest  []byte   // the rest of the body
-	owner Releaser // of rest; nil where it belongs to nobody else
+	rest  []byte            // the rest of the body
+	owner peerwire.Releaser // of rest; nil where it belongs to nobody else
 }
 
 func (f *outFrame) bytes() int64 { return int64(f.n + len(f.rest)) }
@@ -30,7 +30,7 @@ func (f *outFrame) release() {
 func (f *outFrame) kind() peerwire.Kind { return peerwire.Kind(f.head[2]) }
 
 // set puts the header in front of a body whose first fixed bytes are in the head already.
-func (f *outFrame) set(version uint8, k peerwire.Kind, fixed int, rest []byte, owner Releaser) {
+func (f *outFrame) set(version uint8, k peerwire.Kind, fixed int, rest []byte, owner peerwire.Releaser) {
 	peerwire.PutHeader(f.head[:], &peerwire.Header{Version: version, Kind: k, Len: fixed + len(rest)})
 	f.n, f.rest, f.owner = peerwire.HeaderLen+fixed, rest, owner
 }
@@ -108,7 +108,7 @@ func (q *queue) commit() {
 }
 
 // put queues a frame whose first fixed bytes are copied from body.
-func (q *queue) put(k peerwire.Kind, body, rest []byte, owner Releaser) bool {
+func (q *queue) put(k peerwire.Kind, body, rest []byte, owner peerwire.Releaser) bool {
 	f := q.reserve(int64(peerwire.HeaderLen + len(body) + len(rest)))
 	if f == nil {
 		return false

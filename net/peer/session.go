@@ -301,9 +301,11 @@ func (s *session) dispatch(k peerwire.Kind, body []byte, p *Payload) error {
 			}
 			return err
 		}
-		if p != nil {
-			p.data = data
+		if p == nil {
+			h.Bulk(from, f, nil)
+			break
 		}
+		p.data = data
 		h.Bulk(from, f, p)
 	}
 	return nil

@@ -234,7 +234,7 @@ func (t *Transport) Message(to replica.NodeID, m *replica.Message) bool {
 // Append sends a round. payload belongs to owner, which must hold it until its Release: the transport takes one reference
 // over and gives it back when the round was written or dropped. Where Append returns false nothing was queued and owner
 // is the caller's: there is no connection, or too much waits; Connected or Writable tells when that has changed.
-func (t *Transport) Append(to replica.NodeID, a *peerwire.Append, payload []byte, owner Releaser) bool {
+func (t *Transport) Append(to replica.NodeID, a *peerwire.Append, payload []byte, owner peerwire.Releaser) bool {
 	l := t.link(to, peerwire.Log)
 	if l == nil {
 		return false
@@ -274,7 +274,7 @@ func (t *Transport) Reject(to replica.NodeID, r *peerwire.Reject) bool {
 
 // Bulk sends a frame of the lane bulk, which is borrowed. payload and owner are as in Append; owner may be nil where
 // nobody changes the payload any more.
-func (t *Transport) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner Releaser) bool {
+func (t *Transport) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner peerwire.Releaser) bool {
 	l := t.link(to, peerwire.Bulk)
 	if l == nil {
 		return false
