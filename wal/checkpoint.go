@@ -98,8 +98,12 @@ func (c checkpoint) check() error {
 //	|u64   |u64    |u32  |u32, u64 |                        |
 //	+------+-------+-----+---------+------------------------+
 //
-//	row: kind u8, zero u8, topic u16, partition u16, last_timestamp_unix_ms u48, durable_offset u32,
+//	row: kind u8, type u8, topic u16, partition u16, last_timestamp_unix_ms u48, durable_offset u32,
 //	     next_sequence u64, base_sequence u64
+//
+// The type is 0 for how far a file is durable. Behind those rows come, with type 1, the partitions that began anew
+// (Store.Skip, Store.Reset), as long as they don't begin with record 1 or may have files of before: next_sequence is where
+// they begin; timestamp, offset and base are 0.
 //
 // crc is CRC-32C over header and rows without itself. round is the journal round up to which everything is durable in
 // the files named here, epoch that round's, commit the highest round known committed. log point is, in a cluster, epoch
@@ -145,7 +149,20 @@ type table struct {
 	SlotBytes  int
 	Point      journalPoint
 	Rows       []tableRow
+	Begins     []tableBegin
 }
+
+// tableBegin says with which record a partition begins that began anew.
+type tableBegin struct {
+	Stream StreamID
+	First  Sequence
+}
+
+// Types of a row.
+const (
+	rowDurable = 0
+	rowBegin   = 1
+)
 
 func journalPath(dir string, journal int) string {
 	return filepath.Join(dir, journalDir, strconv.Itoa(journal))
@@ -175,7 +192,7 @@ func putTableHeader(dst []byte, t *table, rows int) {
 func putTableRow(dst []byte, id StreamID, c checkpoint) {
 	lastMs := min(c.LastMs, maxRowMs)
 	dst = dst[:tableRowLen]
-	dst[0], dst[1] = uint8(id.Kind), 0
+	dst[0], dst[1] = uint8(id.Kind), rowDurable
 	binary.BigEndian.PutUint16(dst[2:], id.Topic)
 	binary.BigEndian.PutUint16(dst[4:], id.Partition)
 	binary.BigEndian.PutUint16(dst[6:], uint16(lastMs>>32))
@@ -183,6 +200,12 @@ func putTableRow(dst []byte, id StreamID, c checkpoint) {
 	binary.BigEndian.PutUint32(dst[12:], c.Offset)
 	binary.BigEndian.PutUint64(dst[16:], uint64(c.Next))
 	binary.BigEndian.PutUint64(dst[24:], uint64(c.Base))
+}
+
+// putTableBegin encodes a row that says where a partition begins into the first tableRowLen bytes of dst.
+func putTableBegin(dst []byte, b tableBegin) {
+	putTableRow(dst, b.Stream, checkpoint{Next: b.First})
+	dst[1] = rowBegin
 }
 
 // sealTable puts the checksum over header and rows, which are the whole of b.
@@ -233,27 +256,42 @@ func decodeTable(b []byte, journal int) (t table, ok bool, err error) {
 	case (t.Point.Log.Epoch == 0) != (t.Point.Log.Index == 0):
 		return t, false, &CorruptionError{Cause: errTablePoint}
 	}
-	t.Rows = make([]tableRow, n)
-	for i := range t.Rows {
-		off := tableHeaderLen + i*tableRowLen
-		if err := decodeTableRow(b[off:off+tableRowLen], &t.Rows[i]); err != nil {
+	t.Rows = make([]tableRow, 0, n)
+	for off := tableHeaderLen; off < len(b); off += tableRowLen {
+		if err := t.decodeRow(b[off : off+tableRowLen]); err != nil {
 			return t, false, &CorruptionError{Offset: int64(off), Cause: err}
 		}
 	}
 	return t, true, nil
 }
 
-func decodeTableRow(b []byte, r *tableRow) error {
+// decodeRow adds the row in b.
+func (t *table) decodeRow(b []byte) error {
+	var r tableRow
+	r.decode(b)
+	if b[1] == rowBegin {
+		if r.Stream.Kind != Messages || r.checkpoint != (checkpoint{Next: r.Next}) || r.Next < firstSequence {
+			return errTableRow
+		}
+		t.Begins = append(t.Begins, tableBegin{Stream: r.Stream, First: r.Next})
+		return nil
+	}
+	if r.Stream.Kind < Messages || r.Stream.Kind > Metadata || b[1] != rowDurable || r.Base < 1 || r.check() != nil ||
+		len(t.Begins) > 0 {
+		return errTableRow
+	}
+	t.Rows = append(t.Rows, r)
+	return nil
+}
+
+// decode reads the fields of the row in b.
+func (r *tableRow) decode(b []byte) {
 	r.Stream = StreamID{Kind: StreamKind(b[0]), Topic: binary.BigEndian.Uint16(b[2:]),
 		Partition: binary.BigEndian.Uint16(b[4:])}
 	r.LastMs = uint64(binary.BigEndian.Uint16(b[6:]))<<32 | uint64(binary.BigEndian.Uint32(b[8:]))
 	r.Offset = binary.BigEndian.Uint32(b[12:])
 	r.Next = Sequence(binary.BigEndian.Uint64(b[16:]))
 	r.Base = Sequence(binary.BigEndian.Uint64(b[24:]))
-	if r.Stream.Kind < Messages || r.Stream.Kind > Metadata || b[1] != 0 || r.Base < 1 || r.check() != nil {
-		return errTableRow
-	}
-	return nil
 }
 
 // A snapshot file holds a state that replaces the records up to its position: MMMS (mmms-<offset>-<epoch>.bin) the

@@ -253,10 +253,14 @@ func FuzzDecodeTable(f *testing.F) {
 		if err != nil || !ok {
 			return
 		}
-		again := make([]byte, tableHeaderLen+len(tab.Rows)*tableRowLen)
-		putTableHeader(again, &tab, len(tab.Rows))
+		rows := len(tab.Rows) + len(tab.Begins)
+		again := make([]byte, tableHeaderLen+rows*tableRowLen)
+		putTableHeader(again, &tab, rows)
 		for i := range tab.Rows {
 			putTableRow(again[tableHeaderLen+i*tableRowLen:], tab.Rows[i].Stream, tab.Rows[i].checkpoint)
+		}
+		for i, b := range tab.Begins {
+			putTableBegin(again[tableHeaderLen+(len(tab.Rows)+i)*tableRowLen:], b)
 		}
 		sealTable(again)
 		if !bytes.Equal(again, b[:len(again)]) {

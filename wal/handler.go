@@ -41,8 +41,9 @@ type OpenOptions struct {
 type Recovery struct {
 	// Epoch is the new one, opened by this start. In a cluster it is the node's own and has nothing to do with its leader's.
 	Epoch Epoch
-	// FirstSequences and LastSequences have the oldest and newest committed record of every stream that has any,
-	// LastTimes the newest one's timestamp (Unix milliseconds) of the partitions; 0 where it isn't known.
+	// FirstSequences and LastSequences have the oldest and newest committed record of every stream that has any, and of a
+	// partition that began anew (Store.Skip) and has none since, the record it begins with and the one before. LastTimes has
+	// the newest one's timestamp (Unix milliseconds) of the partitions; 0 where it isn't known.
 	FirstSequences, LastSequences map[StreamID]Sequence
 	LastTimes                     map[StreamID]uint64
 	// LastTopic is the highest topic id that there are files or records of, those being deleted included; 0 for none. The

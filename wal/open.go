@@ -77,6 +77,7 @@ type opener struct {
 	// badSlot says that one of the table's slots can't be read: torn by a power cut, or damaged since.
 	badSlot bool
 	rows    map[StreamID]checkpoint
+	begins  map[StreamID]Sequence // partitions that began anew
 	deleted map[uint16]struct{}
 	scanned []scannedStream
 	logs    [Metadata + 1]*logState
@@ -227,7 +228,7 @@ func (o *opener) readFD(path string, fd int, limit int64) ([]byte, error) {
 // readTable reads the checkpoint table. A table without a valid slot is no table: everything is found by scanning, and
 // what the journal doesn't have any more is missed there.
 func (o *opener) readTable() error {
-	o.rows = map[StreamID]checkpoint{}
+	o.rows, o.begins = map[StreamID]checkpoint{}, map[StreamID]Sequence{}
 	path := filepath.Join(o.s.journalDir, tableFile)
 	b, err := o.readFile(path, 2*int64(tableSlotBytes(maxTableRows)))
 	if notExist(err) {
@@ -257,6 +258,9 @@ func (o *opener) readTable() error {
 	}
 	for _, r := range o.table.Rows {
 		o.rows[r.Stream] = r.checkpoint
+	}
+	for _, b := range o.table.Begins {
+		o.begins[b.Stream] = b.First
 	}
 	op, err := o.io.run(ring.Op{Kind: ring.Open, Path: path})
 	if err != nil {
@@ -366,11 +370,17 @@ func (o *opener) readPartitions() error {
 			ids = append(ids, id)
 		}
 	}
+	for id := range o.begins {
+		if _, gone := o.deleted[id.Topic]; !gone {
+			ids = append(ids, id)
+		}
+	}
 	slices.SortFunc(ids, compareStreams)
 	ids = slices.Compact(ids)
 	ids = slices.DeleteFunc(ids, func(id StreamID) bool {
 		_, listed := o.rows[id]
-		return !listed && !o.s.o.Owns(id.Topic, id.Partition)
+		_, begun := o.begins[id]
+		return !listed && !begun && !o.s.o.Owns(id.Topic, id.Partition)
 	})
 	var failed error
 	running, next := 0, 0

@@ -192,8 +192,25 @@ func (o *opener) metadataSnapshot(l *logState, names []string) error {
 	return nil
 }
 
-// readLog finds the files of a log, hands over their records above the snapshot and lets the stream go on behind them.
+// readLog finds the files of a log, hands over their records above the snapshot and lets the stream go on behind them. In a
+// cluster it does without files that can't be read where the snapshot has all that they should hold: it was installed in
+// their place, or is as good.
 func (o *opener) readLog(l *logState) error {
+	st := l.st
+	err := o.readLogFiles(l)
+	cp, listed := o.rows[st.id]
+	if !o.o.Replicated || !listed || !errors.Is(err, ErrCorrupt) || Sequence(l.position)+1 < cp.Next {
+		return err
+	}
+	o.s.log.Warn("the files of a log can't be read; its snapshot has what they should hold", "stream", st.id, "err", err)
+	o.s.closeStream(st)
+	st.forgetFiles()
+	st.off, st.cut, st.next, st.wnext, l.end = 0, false, firstSequence, firstSequence, nil
+	st.sealed, st.saved = checkpoint{}, checkpoint{}
+	return nil
+}
+
+func (o *opener) readLogFiles(l *logState) error {
 	st := l.st
 	l.handed = Sequence(l.position)
 	cp, listed := o.rows[st.id]
@@ -441,6 +458,8 @@ func (o *opener) unaccounted(st *stream, position uint64) error {
 		path = o.s.snapshotPath(SnapshotMetadata, o.s.snaps.metadata[len(o.s.snaps.metadata)-1])
 	case o.scan:
 		return nil
+	case o.begins[st.id] > 0 && st.saved.Next == 0:
+		return nil // files of before the partition began anew
 	case st.staleActive && st.next == firstSequence:
 		path = filepath.Join(st.dir, ledgerActive)
 	default:
@@ -459,6 +478,10 @@ func (o *opener) checkLogs() error {
 	for _, l := range o.logs {
 		if l == nil {
 			continue
+		}
+		if o.o.Replicated {
+			// It was installed, and nothing followed; that nothing is missing the log's positions show.
+			l.st.jump(l.position)
 		}
 		if err := o.unaccounted(l.st, l.position); err != nil {
 			// Nothing is moved away: these are files that somebody has put back, as likely as not.

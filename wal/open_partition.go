@@ -20,6 +20,7 @@ type partition struct {
 	index  map[Sequence]struct{}
 	hasMQC bool
 	listed bool // the checkpoint table has a row
+	anew   bool // it has one that says where the partition begins
 	cp     checkpoint
 	// floor is where a scan may begin, from an MMQC: everything before it was durable.
 	floor checkpoint
@@ -27,7 +28,12 @@ type partition struct {
 
 func (o *opener) newPartition(id StreamID) *partition {
 	cp, listed := o.rows[id]
-	return &partition{o: o, st: newStream(o.s, id), cp: cp, listed: listed, index: map[Sequence]struct{}{}}
+	p := &partition{o: o, st: newStream(o.s, id), cp: cp, listed: listed, index: map[Sequence]struct{}{}}
+	if first, ok := o.begins[id]; ok {
+		p.anew, p.st.anew = true, first > firstSequence
+		p.st.first, p.st.next, p.st.wnext = first, first, first
+	}
+	return p
 }
 
 // read finds out where the partition ends. then gets an error only where nothing may be opened at all.
@@ -46,6 +52,8 @@ func (p *partition) read(then func(error)) {
 			p.readMQC()
 		case !notExist(op.Err):
 			p.then(op.Err)
+		case !p.listed:
+			p.then(nil) // it begins with what the journal has
 		default:
 			p.quarantine(&CorruptionError{Path: p.st.dir, Sequence: p.cp.Next - 1,
 				Cause: errors.New("the directory is missing, though the checkpoint table knows the partition")})
@@ -88,6 +96,9 @@ func (p *partition) list(names []string) {
 		}
 	}
 	slices.Sort(p.bases)
+	// What is of before the partition began anew wasn't removed in time.
+	old, _ := slices.BinarySearch(p.bases, p.st.first)
+	p.st.stale, p.bases = slices.Clone(p.bases[:old]), p.bases[old:]
 }
 
 // readMQC takes the newer of the two checkpoints.
@@ -123,6 +134,8 @@ func (p *partition) take(c checkpoint) {
 		c.Base = p.bases[i-1]
 	}
 	switch {
+	case c.Next <= p.st.first, p.anew && !p.listed && p.st.first == firstSequence:
+		// Of before the partition began anew.
 	case p.o.scan:
 		p.floor = c
 	case c.Next > p.cp.Next:
@@ -142,7 +155,7 @@ func (p *partition) locate() {
 		p.scanAll()
 		return
 	case !p.listed:
-		p.st.stale = p.bases // the journal has all of it
+		p.st.stale = append(p.st.stale, p.bases...) // the journal has all of it, or it is of before
 		p.then(nil)
 		return
 	}
@@ -153,7 +166,7 @@ func (p *partition) locate() {
 		})
 		return
 	}
-	p.st.stale = slices.Clone(p.bases[i+1:])
+	p.st.stale = append(p.st.stale, p.bases[i+1:]...)
 	for _, base := range p.bases[:i+1] {
 		p.st.segs = append(p.st.segs, newSegment(p.st, base))
 	}
@@ -251,10 +264,8 @@ func (p *partition) quarantine(err error) {
 	}
 	st := p.st
 	st.active, st.off, st.cut = nil, 0, false
-	st.next, st.wnext, st.lastMs = p.cp.Next, p.cp.Next, p.cp.LastMs
-	if st.next == 0 {
-		st.next, st.wnext = 1, 1
-	}
+	st.next, st.lastMs = max(p.cp.Next, st.first), p.cp.LastMs
+	st.wnext = st.next
 	if p.cp.Base > 0 {
 		st.sealed, st.saved = p.cp, p.cp
 	}

@@ -11,12 +11,12 @@ import (
 
 // The state of a node of a cluster (MMRS, replica.mmrs in the data directory) is a slot file, see slotfile.go:
 //
-//	 0  "MMRS"                               16  16 bytes, the cluster's id, zeros while there is none
-//	 4  u8 format version 1                  32  u32 promised epoch
-//	 5  u8 flags: 1 forming, 2 learner,      36  u16 candidate, the node that it was promised to
-//	    4 suspect                            38  u16 number of logs
-//	 6  u16 node id                          40  80 zero bytes
-//	 8  u64 generation                      120  u64 checksum
+//	0  "MMRS"                               16  16 bytes, the cluster's id, zeros while there is none
+//	4  u8 format version 1                  32  u32 promised epoch
+//	5  u8 flags: 1 forming, 2 learner,      36  u16 candidate, the node that it was promised to
+//	   4 suspect                            38  u16 number of logs
+//	6  u16 node id                          40  80 zero bytes
+//	8  u64 generation                      120  u64 checksum
 const (
 	replicaStateFile = "replica.mmrs"
 

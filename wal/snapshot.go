@@ -101,6 +101,14 @@ type snapshots struct {
 	metadata []snapshotID
 	busy     [snapshotKinds]bool
 	next     [snapshotKinds]*publication
+	// installs wait until a snapshot of their position or a later one is published.
+	installs [snapshotKinds][]install
+}
+
+// install is somebody who waits for a snapshot to be published.
+type install struct {
+	position uint64
+	done     func()
 }
 
 // covers tells whether a snapshot replaces the first record of a log file, so that the file can go once it is full.
@@ -137,6 +145,11 @@ func (n *snapshots) dedupReady(s *Store, round RoundNumber) bool {
 // newest of each kind is. data is handed over. Records that a snapshot replaces are removed from the ledger and the
 // metadata log some time later.
 func (s *Store) SaveSnapshot(kind SnapshotKind, position uint64, epoch Epoch, data []byte) {
+	s.saveSnapshot(kind, position, epoch, data, nil)
+}
+
+// saveSnapshot calls done, if there is one, when the snapshot or one that takes its place is published.
+func (s *Store) saveSnapshot(kind SnapshotKind, position uint64, epoch Epoch, data []byte, done func()) {
 	if s.err != nil {
 		return
 	}
@@ -154,6 +167,9 @@ func (s *Store) SaveSnapshot(kind SnapshotKind, position uint64, epoch Epoch, da
 			return [][]byte{head, data}
 		},
 		done: func() { s.snapshotPublished(kind, id) },
+	}
+	if done != nil {
+		s.snaps.installs[kind] = append(s.snaps.installs[kind], install{position, done})
 	}
 	if s.snaps.busy[kind] {
 		s.snaps.next[kind] = pub
@@ -182,6 +198,15 @@ func (s *Store) snapshotPublished(kind SnapshotKind, id snapshotID) {
 		n.next[kind] = nil
 		n.busy[kind] = true
 		s.publish.add(pub)
+	}
+	waiting := n.installs[kind]
+	n.installs[kind] = nil
+	for _, w := range waiting {
+		if w.position > id.Position {
+			n.installs[kind] = append(n.installs[kind], w)
+			continue
+		}
+		w.done()
 	}
 	s.pruneLogs()
 	s.stepSweep()

@@ -206,6 +206,8 @@ type Store struct {
 	snaps   snapshots
 	drops   []*drop
 	dropSeq int
+	// restarts are the partitions that begin anew.
+	restarts []*restart
 
 	free     int64
 	spent    int64 // written since free was looked up, which it counts already
@@ -312,10 +314,10 @@ func (s *Store) RequestSweep() { s.sweepWanted = true }
 func (s *Store) Err() error { return s.err }
 
 // Bounds returns the first and last sequence of a stream's committed records known to the store. ok is false where the
-// stream has none.
+// stream has none. Of a partition that began anew and has none since, last is the one before first.
 func (s *Store) Bounds(id StreamID) (first, last Sequence, ok bool) {
 	st := s.streams[id]
-	if st == nil || st.next <= 1 {
+	if st == nil || st.next <= firstSequence {
 		return 0, 0, false
 	}
 	return st.oldest(), st.next - 1, true
@@ -343,6 +345,7 @@ func (s *Store) Step(now time.Duration) (next time.Duration) {
 		s.stepPass()
 		s.stepSweep()
 		s.stepDrops()
+		s.stepRestarts()
 		s.publish.step()
 	} else {
 		s.failLoads()

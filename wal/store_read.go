@@ -127,13 +127,13 @@ func (t *readTask) start0() {
 		t.finish(t.st.bad)
 	case t.st.readSeg == nil || len(t.st.segs) == 0:
 		t.finish(nil)
-	case t.st.segs[0].base > firstSequence && (t.req.ByTime || t.req.From < t.st.segs[0].base):
+	case t.st.segs[0].base > t.st.first && (t.req.ByTime || t.req.From < t.st.segs[0].base):
 		t.seg = t.st.segs[0]
-		t.corrupt(0, firstSequence, fmt.Errorf("%w: the oldest segment begins with sequence %d", errGap, t.seg.base))
+		t.corrupt(0, t.st.first, fmt.Errorf("%w: the oldest segment begins with sequence %d", errGap, t.seg.base))
 	case t.req.ByTime:
 		t.locateTime(0, t.readable())
 	default:
-		t.req.From = max(t.req.From, firstSequence)
+		t.req.From = max(t.req.From, t.st.first)
 		if t.req.From >= t.st.readNext {
 			t.finish(nil)
 			return

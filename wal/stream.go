@@ -75,6 +75,16 @@ type stream struct {
 	// mqc is the Next of the last MMQC published or queued.
 	mqc Sequence
 
+	// first is the stream's first record: 1, but for a partition that began anew, see Store.Skip.
+	first Sequence
+	// anew says that the checkpoint table names first: a start could not tell otherwise, or would take files of before the
+	// partition began anew for its own.
+	anew bool
+	// rolls says that the next record begins a new file.
+	rolls bool
+	// restarting: no records are taken, see Store.Reset.
+	restarting bool
+
 	dirMade bool
 	dropped bool
 	jobs    int // files of the stream being published
@@ -84,21 +94,21 @@ type stream struct {
 }
 
 func newStream(s *Store, id StreamID) *stream {
-	st := &stream{id: id, dir: streamDir(s.o.Dir, s.o.Journal, id), next: 1}
+	st := &stream{id: id, dir: streamDir(s.o.Dir, s.o.Journal, id), next: firstSequence, first: firstSequence}
 	s.streams[id] = st
 	s.order = append(s.order, st)
 	return st
 }
 
 // firstSequence is that of a stream's first record. Segments are never removed from the front, so that it is the oldest
-// record of every partition, too; a partition that has lost it says so when it is read.
+// record of every partition, too, but for those that began anew; a partition that has lost it says so when it is read.
 const firstSequence Sequence = 1
 
 // oldest returns the sequence of the oldest record that there is, or should be.
 func (st *stream) oldest() Sequence {
 	switch {
 	case st.id.Kind == Messages:
-		return firstSequence
+		return st.first
 	case len(st.segs) > 0:
 		return st.segs[0].base
 	default:
@@ -150,8 +160,14 @@ func (s *Store) addEntry(r *Round, e *Entry) error {
 		}
 		st = newStream(s, e.Stream)
 	}
+	if st.restarting {
+		return &CorruptionError{Path: st.dir, Stream: st.id, Sequence: e.First, Round: r.Number, Cause: errRestarting}
+	}
 	data, first := r.Data(e), e.First
-	roll := false
+	if first > st.next && s.replicated {
+		st.jump(s.snaps.newest(st.id.Kind)) // a snapshot that was installed has what is missing
+	}
+	roll := st.rolls
 	switch {
 	case e.Last() < st.next:
 		return nil
@@ -174,6 +190,7 @@ func (s *Store) addEntry(r *Round, e *Entry) error {
 	if st.head == len(st.runs) {
 		st.runs, st.head = st.runs[:0], 0
 	}
+	st.rolls = false
 	st.runs = append(st.runs, run{round: r, data: data, first: first, last: e.Last(), roll: roll})
 	st.next = e.Last() + 1
 	if s.pending == 0 {

@@ -209,7 +209,7 @@ func (s *Store) endSweep(point journalPoint) {
 		row := &w.rows[i]
 		rolled := row.c.Base != row.st.saved.Base
 		row.st.saved = row.c
-		if rolled && row.st.saved.Base > firstSequence {
+		if rolled && row.st.saved.Base > row.st.first {
 			s.publishCheckpoint(row.st)
 		}
 		w.rows[i] = sealedRow{}
@@ -217,6 +217,7 @@ func (s *Store) endSweep(point journalPoint) {
 	moved := point.Round > s.durable
 	s.durable = point.Round
 	s.sweptDrops()
+	s.sweptRestarts()
 	s.pruneLogs()
 	if moved && s.onDurable != nil {
 		s.onDurable(s.durable)
@@ -269,6 +270,11 @@ func (s *Store) writeTable() {
 			rows++
 		}
 	}
+	for _, st := range s.order {
+		if st.anew {
+			rows++
+		}
+	}
 	path := filepath.Join(s.journalDir, tableFile)
 	grow := t.fd < 0 || tableSlotBytes(rows) > t.slotBytes
 	slotBytes := t.slotBytes
@@ -295,6 +301,12 @@ func (s *Store) writeTable() {
 	for i := range w.rows {
 		if row := &w.rows[i]; !row.st.dropped {
 			putTableRow(b[end:], row.st.id, row.c)
+			end += tableRowLen
+		}
+	}
+	for _, st := range s.order {
+		if st.anew {
+			putTableBegin(b[end:], tableBegin{Stream: st.id, First: st.first})
 			end += tableRowLen
 		}
 	}
