@@ -74,7 +74,7 @@ func dataDir(t *testing.T) string {
 		wal.Record{Sequence: 7, LeaderEpoch: 2, TimestampMs: 1000, ProducerID: 5, ProducerSeq: 6, Key: []byte("key"), Value: []byte("first value")},
 		wal.Record{Sequence: 8, LeaderEpoch: 2, TimestampMs: 2000, Value: []byte{0xff, '\n', 0}}))
 
-	book := ledger.NewBook(nil)
+	book := ledger.NewBook(nil, nil)
 	opts := ledger.DefaultOptions()
 	c := book.Open(ledger.Key{Group: 1, Topic: 3, Partition: 1}, &opts, 6)
 	start := book.AppendRecord(nil, 1000)

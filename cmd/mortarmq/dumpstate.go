@@ -33,8 +33,17 @@ func (d *dumper) ledgerRecord(f *wal.RecordFound, fields fieldList) error {
 	return nil
 }
 
+// cursorFields name a cursor.
+func cursorFields(k ledger.Key) fieldList {
+	fields := fieldList{}.with("group_id", k.Group, "topic_id", k.Topic, "partition", k.Partition)
+	if k.Member != 0 {
+		fields = fields.with("of_member", k.Member)
+	}
+	return fields
+}
+
 func ledgerItem(it *ledger.Item) fieldList {
-	fields := fieldList{}.with("item", it.Kind.String(), "group_id", it.Key.Group, "topic_id", it.Key.Topic, "partition", it.Key.Partition)
+	fields := append(fieldList{}.with("item", it.Kind.String()), cursorFields(it.Key)...)
 	switch it.Kind {
 	case ledger.KindStart:
 		return fields.with("floor", it.Floor)
@@ -204,13 +213,13 @@ func (d *dumper) metadataGroup(g *metadata.Group) error {
 }
 
 func (d *dumper) cursors(data []byte) error {
-	book := ledger.NewBook(nil) // its randomness is for retries: nothing is retried here
+	book := ledger.NewBook(nil, nil) // its randomness is for retries: nothing is retried here
 	if err := book.Load(data); err != nil {
 		return d.bad(0, err)
 	}
 	for _, c := range book.Cursors() {
 		k, s := c.Key(), c.Stats()
-		err := d.print(0, "cursor", fieldList{}.with("group_id", k.Group, "topic_id", k.Topic, "partition", k.Partition, "start", s.Start,
+		err := d.print(0, "cursor", cursorFields(k).with("start", s.Start,
 			"ack_floor", s.Floor, "delivered_up_to", c.Next()-1, "acknowledged", s.Acked, "dropped", s.Dropped, "retrying", s.Retrying))
 		if err != nil {
 			return err

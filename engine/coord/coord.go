@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/engine/mpsc"
 	"github.com/mortarmq/mortarmq/wal"
@@ -24,6 +25,9 @@ type Options struct {
 	DeliveryMaxAttempts int
 	// DeliveryLease is how long a delivery may stay unacknowledged (30 s).
 	DeliveryLease time.Duration
+	// MaxOpen is how many messages may be in flight or wait for another attempt, over all groups and partitions (4 Mi); see
+	// ledger.Room.
+	MaxOpen int
 	// PollMaxWait bounds wait_ms of PULL (5 s).
 	PollMaxWait time.Duration
 	// CreditInitialCount is the window of a SUB that names none (256 messages); its bytes keep the ratio of 256 messages
@@ -51,6 +55,7 @@ func (o *Options) setDefaults() {
 	setDefault(&o.PartitionDefaultCount, 4)
 	setDefault(&o.DeliveryMaxAttempts, 5)
 	setDefault(&o.DeliveryLease, 30*time.Second)
+	setDefault(&o.MaxOpen, ledger.DefaultMaxOpen)
 	setDefault(&o.PollMaxWait, 5*time.Second)
 	setDefault(&o.CreditInitialCount, 256)
 	setDefault(&o.MetadataSnapshotRecords, 8192)

@@ -85,8 +85,9 @@ func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 		groups: make(map[uint16]*groupDelivery), parts: make(map[uint32]*partition), reads: make(map[uint64]*coldRead),
 		tails: make([]tail, c.journals), tailBudget: deps.tailBytes, office: newLetterOffice(),
 	}
+	room := ledger.NewRoom(c.opts.MaxOpen)
 	for j := range c.journals {
-		d.ledgers = append(d.ledgers, newLedgerLog(j, c.opts.Seed))
+		d.ledgers = append(d.ledgers, newLedgerLog(j, c.opts.Seed, room))
 	}
 	d.latency.init()
 	return d

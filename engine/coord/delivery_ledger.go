@@ -73,8 +73,8 @@ type answer struct {
 	nacked *reader
 }
 
-func newLedgerLog(journal int, seed uint64) *ledgerLog {
-	return &ledgerLog{journal: journal, book: ledger.NewBook(rand.NewPCG(seed, uint64(journal)))}
+func newLedgerLog(journal int, seed uint64, room *ledger.Room) *ledgerLog {
+	return &ledgerLog{journal: journal, book: ledger.NewBook(rand.NewPCG(seed, uint64(journal)), room)}
 }
 
 // later has the client answered when everything that is queued now has committed.

@@ -15,9 +15,7 @@ var (
 )
 
 func (c *Cursor) applyStart(floor Sequence, fx *Effects) {
-	c.win.reset()
-	c.retry = c.retry[:0]
-	c.counts = [burying + 1]int32{}
+	c.empty()
 	c.skip = 0
 	c.lease = never
 	c.book.timers.set(c, never)
@@ -46,8 +44,7 @@ func (c *Cursor) applyDeliver(first Sequence, count uint32) error {
 		return errTooMany
 	}
 	for ; c.next <= last; c.next++ {
-		c.win.push(entry{seq: c.next, state: waiting})
-		c.counts[waiting]++
+		c.push(entry{seq: c.next, state: waiting})
 		if c.book.live {
 			c.retry.push(retry{0, c.next})
 		}
@@ -81,7 +78,7 @@ func (c *Cursor) applyDone(it *Item, i int) error {
 		default:
 			n.Dropped++
 		}
-		c.finish(e)
+		c.finish(pos)
 	}
 	if last >= c.next {
 		n.Dropped += uint64(last - c.next + 1)
@@ -103,49 +100,53 @@ func (c *Cursor) applyFailure(f Failure, now time.Duration, fx *Effects) error {
 	if f.Sequence >= c.next {
 		return errUnknown
 	}
-	e := c.win.get(f.Sequence)
-	if e == nil || f.Failures < e.failures || f.Failures == e.failures && e.state != failing {
-		return nil // done, or folded before: a snapshot may be ahead of the record
-	}
-	e.failures, e.reason, e.delayMs = f.Failures, f.Reason, f.DelayMs
-	if !c.book.live {
-		c.set(e, waiting)
-		e.at = time.Duration(f.DueMs)
+	pos, ok := c.win.open(f.Sequence)
+	if !ok {
 		return nil
 	}
-	if e.state != failing {
+	e := c.win.at(pos)
+	if f.Failures < e.failures || f.Failures == e.failures && e.state != failing {
+		return nil // folded before: a snapshot may be ahead of the record
+	}
+	e.failures, e.reason, e.delayMs = f.Failures, f.Reason, f.DelayMs
+	switch {
+	case !c.book.live:
+		c.set(pos, waiting)
+		e.at = time.Duration(f.DueMs)
+		return nil
+	case e.state != failing:
 		e.at = roundUp(now + time.Duration(f.DelayMs)*time.Millisecond)
 	}
-	c.await(e, now, fx)
+	if c.spent(e) {
+		c.exhaust(pos, fx)
+		return nil
+	}
+	if c.await(pos); e.at <= now {
+		fx.ready(c)
+	}
 	return nil
 }
 
-// await puts a failed message into the retry heap, or reports it as exhausted.
-func (c *Cursor) await(e *entry, now time.Duration, fx *Effects) {
-	if c.spent(e) {
-		c.set(e, exhausted)
-		fx.Exhausted = append(fx.Exhausted, Exhausted{c, e.seq, int(e.failures), e.reason})
-		return
-	}
-	c.set(e, waiting)
-	c.retry.push(retry{e.at, e.seq})
-	if e.at <= now {
-		fx.ready(c)
-	}
+// exhaust reports a message that is out of attempts.
+func (c *Cursor) exhaust(pos uint64, fx *Effects) {
+	c.set(pos, exhausted)
+	e := c.win.at(pos)
+	fx.Exhausted = append(fx.Exhausted, Exhausted{c, e.seq, int(e.failures), e.reason})
 }
 
 func (c *Cursor) applyExhausted(seq, letters Sequence, fx *Effects) error {
 	if seq >= c.next {
 		return errUnknown
 	}
-	e := c.win.get(seq)
-	if e == nil {
+	pos, ok := c.win.open(seq)
+	if !ok {
 		return nil
 	}
+	e := c.win.at(pos)
 	if e.failures == 0 {
 		return errNoFailure
 	}
-	c.set(e, parked)
+	c.set(pos, parked)
 	e.delivery = DeliveryID(letters)
 	if c.book.live {
 		fx.Parked = append(fx.Parked, Parked{c, seq, letters, int(e.failures), e.reason})
@@ -172,8 +173,7 @@ func (c *Cursor) restore(now time.Duration, wallMs uint64, fx *Effects) {
 				e.at = roundUp(now + time.Duration(remaining)*time.Millisecond)
 			}
 			if e.failures > 0 && c.spent(e) {
-				c.set(e, exhausted)
-				fx.Exhausted = append(fx.Exhausted, Exhausted{c, e.seq, int(e.failures), e.reason})
+				c.exhaust(p, fx)
 				continue
 			}
 			c.retry.push(retry{e.at, e.seq})
@@ -182,7 +182,7 @@ func (c *Cursor) restore(now time.Duration, wallMs uint64, fx *Effects) {
 		case done, leased, acking, failing, dropping, exhausted, parking, burying: // only a live book has them
 		}
 	}
-	if len(c.retry) > 0 && c.retry[0].at <= now {
+	if e := c.nextRetry(); e != nil && e.at <= now {
 		fx.ready(c)
 	}
 	c.rearm(now)

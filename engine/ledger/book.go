@@ -9,8 +9,11 @@ import (
 // Book holds the cursors of the partitions of one journal.
 type Book struct {
 	cursors map[Key]*Cursor
-	sorted  []*Cursor // by key: what is walked is walked in this order
+	list    []*Cursor // what is walked is walked in the order of the keys: see tidy
+	gone    int       // of list, those that were removed
+	mixed   bool      // list is out of order
 	source  Source
+	room    *Room
 	live    bool // Restore has run: deadlines are monotonic times
 	timers  timers
 	dirty   []*queue // with events for the next record, in the order in which they became so
@@ -18,16 +21,36 @@ type Book struct {
 	def     Options
 }
 
-// NewBook makes an empty book, to be filled by Load and Apply and brought to life by Restore.
-func NewBook(source Source) *Book {
-	return &Book{cursors: make(map[Key]*Cursor), source: source, def: DefaultOptions()}
+// NewBook makes an empty book, to be filled by Load and Apply and brought to life by Restore. The books of one goroutine
+// share room; nil gives the book room for DefaultMaxOpen messages of its own.
+func NewBook(source Source, room *Room) *Book {
+	if room == nil {
+		room = NewRoom(DefaultMaxOpen)
+	}
+	return &Book{cursors: make(map[Key]*Cursor), source: source, room: room, def: DefaultOptions()}
 }
 
 // Cursor returns the cursor of k, nil if there is none.
 func (b *Book) Cursor(k Key) *Cursor { return b.cursors[k] }
 
 // Cursors returns all cursors in the order of their keys. The slice is the book's own: borrowed, until the next change.
-func (b *Book) Cursors() []*Cursor { return b.sorted }
+func (b *Book) Cursors() []*Cursor {
+	b.tidy()
+	return b.list
+}
+
+// tidy puts the list of cursors in order. It is left to those who walk all of it anyway: cursors come in the order of their
+// keys as a rule, and a group of many partitions goes as quickly as it has come.
+func (b *Book) tidy() {
+	if b.gone > 0 {
+		b.list = slices.DeleteFunc(b.list, func(c *Cursor) bool { return c.gone })
+		b.gone = 0
+	}
+	if b.mixed {
+		slices.SortFunc(b.list, func(x, y *Cursor) int { return x.key.Compare(y.key) })
+		b.mixed = false
+	}
+}
 
 // Open makes the cursor of k, which must not exist, with the group starting after floor; its START is queued. opts is kept.
 func (b *Book) Open(k Key, opts *Options, floor Sequence) *Cursor {
@@ -40,7 +63,11 @@ func (b *Book) Open(k Key, opts *Options, floor Sequence) *Cursor {
 
 // Configure gives a cursor its group's options, which are kept: before Restore to one that recovery has made, later where
 // the group's settings have changed. Failures so far count towards another maximum of attempts from the next one on.
-func (c *Cursor) Configure(opts *Options) { c.opts = opts }
+func (c *Cursor) Configure(opts *Options) {
+	if c.opts = opts; c.book.live {
+		c.book.timers.set(c, 0) // the next Tick finds out what it has to wait for now
+	}
+}
 
 // Forget queues the end of a cursor: its group or topic is deleted. Nothing is delivered from it any more.
 func (b *Book) Forget(c *Cursor) {
@@ -52,24 +79,28 @@ func (b *Book) Forget(c *Cursor) {
 }
 
 func (b *Book) insert(k Key) *Cursor {
-	at, exists := slices.BinarySearchFunc(b.sorted, k, func(c *Cursor, k Key) int { return c.key.Compare(k) })
-	if exists {
+	if b.cursors[k] != nil {
 		panic("ledger: a second cursor for " + k.String()) // a bug of the host: it asks Cursor first
 	}
 	c := &Cursor{key: k, book: b, opts: &b.def, next: 1, lease: never, wake: never}
 	b.cursors[k] = c
-	b.sorted = slices.Insert(b.sorted, at, c)
+	if n := len(b.list); n > 0 && b.list[n-1].key.Compare(k) >= 0 {
+		b.mixed = true
+	}
+	b.list = append(b.list, c)
 	return c
 }
 
 func (b *Book) remove(c *Cursor) {
+	c.empty()
+	c.gone = true
 	b.timers.set(c, never)
 	if c.queue != nil {
 		c.queue.reset() // AppendRecord takes it from the list
 	}
 	delete(b.cursors, c.key)
-	if at, ok := slices.BinarySearchFunc(b.sorted, c.key, func(c *Cursor, k Key) int { return c.key.Compare(k) }); ok {
-		b.sorted = slices.Delete(b.sorted, at, at+1)
+	if b.gone++; b.gone > len(b.list)/2 {
+		b.tidy()
 	}
 }
 
@@ -106,7 +137,7 @@ func (b *Book) OnlyDelivers(limit int) bool {
 // AppendRecord appends to dst one record with as many of the queued events as fit into MaxRecord bytes; it appends nothing
 // if there are none. The host proposes it, and hands it to Apply when it has committed. Call it until Pending is false.
 func (b *Book) AppendRecord(dst []byte, wallMs uint64) []byte {
-	w := writer{buf: append(dst, RecordVersion), limit: len(dst) + MaxRecord, wallMs: wallMs}
+	w := writer{buf: append(dst, recordVersion1), start: len(dst), limit: len(dst) + MaxRecord, wallMs: wallMs}
 	taken := 0
 	for _, q := range b.dirty {
 		if !w.take(q) {
@@ -141,6 +172,9 @@ func (b *Book) Apply(value []byte, now time.Duration, fx *Effects) error {
 			return fmt.Errorf("%w: %s item of %s: %w", ErrRecord, it.Kind, it.Key, err)
 		}
 	}
+	if b.live {
+		b.room.offer(fx)
+	}
 	return nil
 }
 
@@ -156,7 +190,6 @@ func (b *Book) apply(it *Item, now time.Duration, fx *Effects) error {
 	if c == nil {
 		return errNoStart
 	}
-	open := c.win.live
 	switch it.Kind {
 	case KindDeliver:
 		for i := range it.Len {
@@ -171,9 +204,11 @@ func (b *Book) apply(it *Item, now time.Duration, fx *Effects) error {
 			}
 		}
 		c.win.trim()
-		if it.Kind == KindDrop || c.opts.Ordered || open >= c.opts.MaxOpen && c.win.live < c.opts.MaxOpen {
+		if it.Kind == KindDrop || c.opts.Ordered {
 			fx.ready(c)
+			c.rearmLive(now) // another message may be the first one
 		}
+		c.release(fx)
 	case KindFail:
 		for i := range it.Len {
 			if err := c.applyFailure(it.Failure(i), now, fx); err != nil {
@@ -197,7 +232,7 @@ func (b *Book) Tick(now time.Duration, fx *Effects) time.Duration {
 	for len(b.timers) > 0 && b.timers[0].wake <= now {
 		c := b.timers[0]
 		c.expire(now)
-		if len(c.retry) > 0 && c.retry[0].at <= now {
+		if e := c.nextRetry(); e != nil && e.at <= now {
 			fx.ready(c)
 		}
 		c.rearm(now)
@@ -211,7 +246,7 @@ func (b *Book) Tick(now time.Duration, fx *Effects) time.Duration {
 // Restore ends recovery: deliveries that were in flight are available again, retries wait for what remains of their
 // recorded delay, by the wall clock but at least 0 and at most the whole delay. Exhausted and parked messages are reported.
 func (b *Book) Restore(now time.Duration, wallMs uint64, fx *Effects) {
-	for _, c := range b.sorted {
+	for _, c := range b.Cursors() {
 		c.restore(now, wallMs, fx)
 	}
 	b.live = true

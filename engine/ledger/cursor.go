@@ -1,6 +1,11 @@
 package ledger
 
-import "time"
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
 
 // Cursor is the state of one consumer group on one partition. It belongs to a Book.
 type Cursor struct {
@@ -10,11 +15,11 @@ type Cursor struct {
 	owner Owner
 
 	win   window
-	retry retryHeap
-	start Sequence // floor at which the group began
-	next  Sequence // the lowest that was never handed out
-	last  Sequence // the last committed one that the host told of
-	skip  Sequence // a queued or proposed DROP of the fresh ones below it; 0 = none
+	retry retryHeap // may hold retries that are superseded, see firstRetry
+	start Sequence  // floor at which the group began
+	next  Sequence  // the lowest that was never handed out
+	last  Sequence  // the last committed one that the host told of
+	skip  Sequence  // a queued or proposed DROP of the fresh ones below it; 0 = none
 
 	counts    [burying + 1]int32 // open entries by state
 	total     Counts             // on record, since start
@@ -27,6 +32,9 @@ type Cursor struct {
 	wake  time.Duration // when Tick has to look at the cursor
 	timer int           // its place in the book's timers + 1, 0 = not there
 	begun bool          // a START is on record
+	gone  bool          // a FORGET is on record: the book does not have it any more
+	held  bool          // a fresh message was not offered because as many are open as may be
+	waits bool          // in Room.waiting
 	moves int           // STARTs and FORGETs that are queued or proposed
 }
 
@@ -92,7 +100,7 @@ func (c *Cursor) Stats() Stats {
 	}
 	s.Depth = uint64(s.Last - s.Floor)
 	s.Unsettled = uint64(s.Last-c.next+1) + uint64(c.win.live)
-	s.Retrying = uint64(len(c.retry)) + uint64(c.counts[failing]+c.counts[exhausted]+c.counts[parking]+c.counts[parked]+c.counts[dropping]+c.counts[burying])
+	s.Retrying = uint64(c.counts[waiting] + c.counts[failing] + c.counts[exhausted] + c.counts[parking] + c.counts[parked] + c.counts[dropping] + c.counts[burying])
 	return s
 }
 
@@ -128,20 +136,83 @@ func (c *Cursor) Peek(now time.Duration) (seq Sequence, attempt uint16, ok bool)
 	if !c.Recorded() || c.owner == (Owner{}) {
 		return 0, 0, false
 	}
-	if c.opts.Ordered && c.win.live > 0 {
-		if e := c.win.at(c.win.head); e.state == waiting && e.at <= now {
-			return e.seq, e.failures + 1, true
-		}
+	if e := c.nextRetry(); e != nil && e.at <= now {
+		return e.seq, e.failures + 1, true
+	}
+	if c.next > c.last || c.skip != 0 || c.opts.Ordered && c.win.live > 0 {
 		return 0, 0, false
 	}
-	if len(c.retry) > 0 && c.retry[0].at <= now {
-		seq = c.retry[0].seq
-		return seq, c.win.get(seq).failures + 1, true
-	}
-	if c.next <= c.last && c.skip == 0 && c.win.live < c.opts.MaxOpen {
+	if c.win.live < c.mayOpen() {
 		return c.next, 1, true
 	}
+	c.held = true
+	if c.win.live < c.opts.MaxOpen {
+		c.book.room.wait(c)
+	}
 	return 0, 0, false
+}
+
+// release reports the cursor as ready if a fresh message was held back and need not be any more.
+func (c *Cursor) release(fx *Effects) {
+	switch {
+	case !c.held || c.win.live >= c.opts.MaxOpen:
+	case c.win.live < c.mayOpen():
+		c.held = false
+		fx.ready(c)
+	default:
+		c.book.room.wait(c)
+	}
+}
+
+// mayOpen is how many messages of the cursor may be open now.
+func (c *Cursor) mayOpen() int {
+	if c.book.room.full() {
+		return min(openShare, c.opts.MaxOpen)
+	}
+	return c.opts.MaxOpen
+}
+
+// nextRetry returns the entry that may be retried next, nil if none waits: in an ordered group the first open one only.
+func (c *Cursor) nextRetry() *entry {
+	if !c.opts.Ordered {
+		return c.firstRetry()
+	}
+	if c.win.live > 0 {
+		if e := c.win.at(c.win.head); e.state == waiting {
+			return e
+		}
+	}
+	return nil
+}
+
+// firstRetry returns the entry whose retry comes first, nil if none waits. Retries whose messages do not wait any more are
+// dropped on the way.
+func (c *Cursor) firstRetry() *entry {
+	for len(c.retry) > 0 {
+		if e := c.win.get(c.retry[0].seq); e != nil && e.state == waiting && e.at == c.retry[0].at {
+			return e
+		}
+		c.retry.pop()
+	}
+	return nil
+}
+
+// await lets e wait for its next attempt, which is due at e.at.
+func (c *Cursor) await(pos uint64) {
+	c.set(pos, waiting)
+	e := c.win.at(pos)
+	if c.retry.push(retry{e.at, e.seq}); len(c.retry) >= 2*int(c.counts[waiting])+markPlaces {
+		c.sweepRetries()
+	}
+}
+
+// sweepRetries drops the retries whose messages do not wait any more, and repeated ones.
+func (c *Cursor) sweepRetries() {
+	slices.SortFunc(c.retry, func(a, b retry) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.seq, b.seq)) })
+	c.retry = slices.DeleteFunc(slices.Compact(c.retry), func(r retry) bool {
+		e := c.win.get(r.seq)
+		return e == nil || e.state != waiting || e.at != r.at
+	})
 }
 
 // Take delivers seq, which Peek has just returned: the message is under a lease from now on, and its DELIVER is queued.
@@ -149,18 +220,22 @@ func (c *Cursor) Take(seq Sequence, delivery DeliveryID, now time.Duration) {
 	until := roundUp(now + c.opts.Lease)
 	if seq == c.next {
 		c.next++
-		c.win.push(entry{seq: seq, delivery: delivery, at: until, state: leased})
-		c.counts[leased]++
+		c.push(entry{seq: seq, delivery: delivery, at: until, state: leased})
+		c.win.lease(c.win.tail - 1)
 	} else {
-		e := c.win.get(seq)
-		if e == nil || e.state != waiting {
+		pos, ok := c.win.open(seq)
+		if !ok || c.win.at(pos).state != waiting {
 			panic("ledger: Take of a message that Peek did not return") // a bug of the host, whatever clients send
 		}
+		if len(c.retry) > 0 && c.retry[0].seq == seq {
+			c.retry.pop()
+		}
+		e := c.win.at(pos)
 		if e.failures > 0 {
 			c.retried++
 		}
-		c.set(e, leased)
 		e.delivery, e.at = delivery, until
+		c.set(pos, leased)
 		c.rearm(now)
 	}
 	c.delivered++
@@ -182,39 +257,53 @@ func (c *Cursor) Ack(seq Sequence, delivery DeliveryID, epoch uint64, progress, 
 	if cumulative {
 		return c.ackUpTo(seq, delivery, progress, now)
 	}
-	e := c.win.get(seq)
-	if e == nil || e.state != leased || e.delivery != delivery {
+	pos, ok := c.leasedAt(seq, delivery)
+	if !ok {
 		return UnknownDelivery
 	}
 	if progress {
-		e.at = roundUp(now + c.opts.Lease)
+		e := c.win.at(pos)
+		e.at = max(e.at, roundUp(now+c.opts.Lease)) // the group's lease may have become shorter
 		return Renewed
 	}
-	c.set(e, acking)
+	c.set(pos, acking)
 	c.events().ack(seq)
 	return Settling
 }
 
-func (c *Cursor) ackUpTo(seq Sequence, delivery DeliveryID, progress bool, now time.Duration) Verdict {
-	verdict := UnknownDelivery
-	for p := c.win.head; p != c.win.tail; p++ {
-		e := c.win.at(p)
-		if e.seq > seq {
-			break
-		}
-		if e.state != leased || e.delivery > delivery {
-			continue
-		}
-		if progress {
-			e.at = roundUp(now + c.opts.Lease)
-			verdict = Renewed
-			continue
-		}
-		c.set(e, acking)
-		c.events().ack(e.seq)
-		verdict = Settling
+// leasedAt returns the position of seq if that delivery of it is under a lease.
+func (c *Cursor) leasedAt(seq Sequence, delivery DeliveryID) (pos uint64, ok bool) {
+	if pos, ok = c.win.find(seq); ok {
+		e := c.win.at(pos)
+		ok = e.state == leased && e.delivery == delivery
 	}
-	return verdict
+	return pos, ok
+}
+
+func (c *Cursor) ackUpTo(seq Sequence, delivery DeliveryID, progress bool, now time.Duration) Verdict {
+	end, ok := c.win.find(seq)
+	if ok {
+		end++
+	}
+	l := c.win.leases(end, delivery, never)
+	pos, ok := l.next()
+	if !ok {
+		return UnknownDelivery
+	}
+	if progress {
+		// Those that were renewed within the same quantum already are passed over.
+		until := roundUp(now + c.opts.Lease)
+		l = c.win.leases(end, delivery, until-1)
+		for pos, ok = l.next(); ok; pos, ok = l.next() {
+			c.win.at(pos).at = until
+		}
+		return Renewed
+	}
+	for ; ok; pos, ok = l.next() {
+		c.set(pos, acking)
+		c.events().ack(c.win.at(pos).seq)
+	}
+	return Settling
 }
 
 // Nack takes a refusal: for good with rejected, else for a retry, at once with soon or after the backoff.
@@ -222,17 +311,17 @@ func (c *Cursor) Nack(seq Sequence, delivery DeliveryID, epoch uint64, rejected,
 	if v := c.fence(epoch); v != Settling {
 		return v
 	}
-	e := c.win.get(seq)
-	if e == nil || e.state != leased || e.delivery != delivery {
+	pos, ok := c.leasedAt(seq, delivery)
+	if !ok {
 		return UnknownDelivery
 	}
 	switch {
 	case rejected:
-		c.fail(e, ReasonRejected, 0, now)
+		c.fail(pos, ReasonRejected, 0, now)
 	case soon:
-		c.fail(e, ReasonNack, 0, now)
+		c.fail(pos, ReasonNack, 0, now)
 	default:
-		c.fail(e, ReasonNack, c.backoff(e), now)
+		c.fail(pos, ReasonNack, c.backoff(pos), now)
 	}
 	return Settling
 }
@@ -253,10 +342,9 @@ func (c *Cursor) Lost(now time.Duration) {
 	if c.counts[leased] == 0 || !c.Recorded() {
 		return
 	}
-	for p := c.win.head; p != c.win.tail; p++ {
-		if e := c.win.at(p); e.state == leased {
-			c.fail(e, ReasonConnection, c.backoff(e), now)
-		}
+	l := c.win.allLeases()
+	for pos, ok := l.next(); ok; pos, ok = l.next() {
+		c.fail(pos, ReasonConnection, c.backoff(pos), now)
 	}
 }
 
@@ -265,24 +353,23 @@ func (c *Cursor) Return() {
 	if c.counts[leased] == 0 {
 		return
 	}
-	for p := c.win.head; p != c.win.tail; p++ {
-		if e := c.win.at(p); e.state == leased {
-			c.set(e, waiting)
-			e.at, e.delivery = 0, 0
-			c.retry.push(retry{0, e.seq})
-		}
+	l := c.win.allLeases()
+	for pos, ok := l.next(); ok; pos, ok = l.next() {
+		e := c.win.at(pos)
+		e.at, e.delivery = 0, 0
+		c.await(pos)
 	}
 }
 
 // Park queues the EXHAUSTED of an exhausted message, with the last sequence of the dead-letter topic before its letter is
 // written there. The effect Parked follows when it is on record. It reports whether the message was exhausted.
 func (c *Cursor) Park(seq, letters Sequence) bool {
-	e := c.openEntry(seq)
-	if e == nil || e.state != exhausted {
+	pos, ok := c.openAt(seq, exhausted)
+	if !ok {
 		return false
 	}
-	c.set(e, parking)
-	e.delivery = DeliveryID(letters)
+	c.set(pos, parking)
+	c.win.at(pos).delivery = DeliveryID(letters)
 	c.events().parks = append(c.events().parks, park{seq, letters})
 	return true
 }
@@ -290,13 +377,11 @@ func (c *Cursor) Park(seq, letters Sequence) bool {
 // Drop queues the DROP of an exhausted or parked message: it is done without having been acknowledged. It reports whether
 // the message was one.
 func (c *Cursor) Drop(seq Sequence) bool {
-	e := c.openEntry(seq)
-	switch {
-	case e != nil && e.state == exhausted:
-		c.set(e, dropping)
-	case e != nil && e.state == parked:
-		c.set(e, burying)
-	default:
+	if pos, ok := c.openAt(seq, exhausted); ok {
+		c.set(pos, dropping)
+	} else if pos, ok = c.openAt(seq, parked); ok {
+		c.set(pos, burying)
+	} else {
 		return false
 	}
 	c.events().drop(seq, 1)
@@ -321,8 +406,8 @@ func (c *Cursor) Ended(seq Sequence) bool {
 
 // Parked tells whether the EXHAUSTED of seq is on record and its DROP is not queued.
 func (c *Cursor) Parked(seq Sequence) bool {
-	e := c.openEntry(seq)
-	return e != nil && e.state == parked
+	_, ok := c.openAt(seq, parked)
+	return ok
 }
 
 // Skip queues the DROP of all messages below first that were never delivered, because they are not stored any more.
@@ -341,11 +426,11 @@ func (c *Cursor) Skip(first Sequence) {
 
 // Discard drops an open message that is not stored any more (lost to retention) while it waits for a retry.
 func (c *Cursor) Discard(seq Sequence) bool {
-	e := c.openEntry(seq)
-	if e == nil || e.state != waiting {
+	pos, ok := c.openAt(seq, waiting)
+	if !ok {
 		return false
 	}
-	c.set(e, dropping)
+	c.set(pos, dropping)
 	c.events().drop(seq, 1)
 	return true
 }
@@ -360,22 +445,23 @@ func (c *Cursor) Seek(floor Sequence) {
 	q.seek, q.floor = true, floor
 }
 
-// openEntry returns the open entry of seq, or nil; nil as well while the cursor is being moved.
-func (c *Cursor) openEntry(seq Sequence) *entry {
-	if !c.Recorded() {
-		return nil
+// openAt returns the position of the entry of seq if it is in state s, and not while the cursor is being moved.
+func (c *Cursor) openAt(seq Sequence, s state) (pos uint64, ok bool) {
+	if c.Recorded() {
+		pos, ok = c.win.find(seq)
 	}
-	return c.win.get(seq)
+	return pos, ok && c.win.at(pos).state == s
 }
 
-// backoff returns the delay after the failure that e is about to have.
-func (c *Cursor) backoff(e *entry) time.Duration {
-	return c.opts.delay(int(e.failures)+1, c.book.source)
+// backoff returns the delay after the failure that the entry at pos is about to have.
+func (c *Cursor) backoff(pos uint64) time.Duration {
+	return c.opts.delay(int(c.win.at(pos).failures)+1, c.book.source)
 }
 
 // fail queues a failed attempt. The retry waits until it is on record.
-func (c *Cursor) fail(e *entry, reason Reason, delay, now time.Duration) {
-	c.set(e, failing)
+func (c *Cursor) fail(pos uint64, reason Reason, delay, now time.Duration) {
+	c.set(pos, failing)
+	e := c.win.at(pos)
 	e.at = roundUp(now + delay)
 	if delay == 0 {
 		e.at = 0
@@ -387,25 +473,44 @@ func (c *Cursor) fail(e *entry, reason Reason, delay, now time.Duration) {
 	})
 }
 
-// set moves e to another state. A message that leaves waiting leaves the retry heap; entering it is the caller's business,
-// who knows when the retry is due.
-func (c *Cursor) set(e *entry, s state) {
-	c.leave(e)
-	e.state = s
-	c.counts[s]++
+// push opens a message, which is the highest one.
+func (c *Cursor) push(e entry) {
+	c.win.push(e)
+	c.counts[e.state]++
+	c.book.room.open++
 }
 
-func (c *Cursor) leave(e *entry) {
-	c.counts[e.state]--
-	if e.state == waiting && c.book.live {
-		c.retry.remove(e.seq)
+// set moves the entry at pos to another state. Its delivery and deadline are set before it becomes leased.
+func (c *Cursor) set(pos uint64, s state) {
+	c.leave(pos)
+	c.win.at(pos).state = s
+	c.counts[s]++
+	if s == leased {
+		c.win.lease(pos)
 	}
 }
 
-// finish makes e a hole.
-func (c *Cursor) finish(e *entry) {
-	c.leave(e)
-	c.win.finish(e)
+func (c *Cursor) leave(pos uint64) {
+	e := c.win.at(pos)
+	c.counts[e.state]--
+	if e.state == leased {
+		c.win.unlease(pos)
+	}
+}
+
+// finish makes the entry at pos a hole.
+func (c *Cursor) finish(pos uint64) {
+	c.leave(pos)
+	c.win.finish(pos)
+	c.book.room.open--
+}
+
+// empty closes all messages.
+func (c *Cursor) empty() {
+	c.book.room.open -= c.win.live
+	c.win.reset()
+	c.retry = c.retry[:0]
+	c.counts = [burying + 1]int32{}
 }
 
 // spent tells whether e will not be delivered again by itself.
@@ -420,17 +525,11 @@ func (c *Cursor) expire(now time.Duration) {
 	}
 	c.lease = never
 	if c.counts[leased] > 0 && c.Recorded() {
-		for p := c.win.head; p != c.win.tail; p++ {
-			e := c.win.at(p)
-			if e.state != leased {
-				continue
-			}
-			if e.at <= now {
-				c.fail(e, ReasonExpired, c.backoff(e), now)
-			} else {
-				c.lease = min(c.lease, e.at)
-			}
+		l := c.win.leases(c.win.tail, math.MaxUint64, now)
+		for pos, ok := l.next(); ok; pos, ok = l.next() {
+			c.fail(pos, ReasonExpired, c.backoff(pos), now)
 		}
+		c.lease = c.win.earliest()
 	}
 	c.win.shrink()
 }
@@ -438,8 +537,8 @@ func (c *Cursor) expire(now time.Duration) {
 // rearm sets the timer to the next lease deadline or retry that is still to come.
 func (c *Cursor) rearm(now time.Duration) {
 	wake := c.lease
-	if len(c.retry) > 0 && c.retry[0].at > now {
-		wake = min(wake, c.retry[0].at)
+	if e := c.nextRetry(); e != nil && e.at > now {
+		wake = min(wake, e.at)
 	}
 	c.book.timers.set(c, wake)
 }

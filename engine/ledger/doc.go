@@ -6,7 +6,7 @@
 //
 // # What is soft and what is on record
 //
-// A Cursor is the state of one (group, topic, partition). Its operations (Take, Ack, Nack, Lost, ...) change only soft
+// A Cursor is the state of one (group, topic, partition); in a broadcast group each member has one of its own. Its operations (Take, Ack, Nack, Lost, ...) change only soft
 // state, the leases, and queue events. AppendRecord drains the queued events of all cursors of a journal into one ledger
 // record. Whatever must survive a crash (a message is done, an attempt has failed) happens in Apply, which the host calls
 // when that record comes back committed, and only then may it answer the client. In between a message is settling: it is
@@ -21,17 +21,21 @@
 // Every message above the ack floor that was handed out and is not done has an entry in the cursor's window, a ring sorted
 // by sequence: fresh messages are appended at its end, a retry reuses its entry, and entries leave at the front. Hence the
 // floor is the first entry's sequence - 1, everything between two neighbouring entries is done, and memory and snapshots
-// are bounded by what is open (Options.MaxOpen), not by history.
+// are bounded by what is open (Options.MaxOpen, Room), not by history.
 //
 //	     floor        next-1            last
 //	done ... | [5] done [9] [10] done | fresh ... | not committed yet
 //
-// # Record, format version 1
+// Whatever a client asks for costs what it changes, beside a search among the open messages (window.find) and, where it is
+// about all leases, a look at one mark for each 64 open messages (leases).
+//
+// # Record, format version 2
 //
 // A ledger record's value is a version byte and one or more items, all integers big-endian. Items of one record are
 // applied in order.
 //
 //	item      kind u8 | group u16 | topic u16 | partition u16 | body
+//	          kind + 128 | group u16 | topic u16 | partition u16 | member u64 | body     of a member's cursor
 //	START     1  floor u64                                     the cursor exists; everything up to floor is none of its business
 //	DELIVER   2  member u64, ownership_epoch u64, lease_until_ms u64, n u32, n x (first u64, count u32, delivery_id u64)
 //	ACK       3  n u32, n x (first u64, count u32)             ascending, disjoint
@@ -41,5 +45,6 @@
 //	FORGET    7                                                the cursor is gone
 //
 // The delivery ids of a DELIVER run count up from delivery_id. Failures is the total with this one, so that applying a FAIL
-// twice does no harm. Attempt numbers are not recorded: a delivery's attempt is 1 + the failures on record.
+// twice does no harm. Attempt numbers are not recorded: a delivery's attempt is 1 + the failures on record. Version 1, which
+// is written where it will do, has no items of members.
 package ledger

@@ -10,7 +10,8 @@ type retry struct {
 
 func (r retry) before(o retry) bool { return r.at < o.at || r.at == o.at && r.seq < o.seq }
 
-// retryHeap is a binary heap of retries: the earliest first, of equally early ones the lowest sequence.
+// retryHeap is a binary heap of retries: the earliest first, of equally early ones the lowest sequence. A message that ends
+// in another way leaves its retry behind, see Cursor.firstRetry.
 type retryHeap []retry
 
 func (h *retryHeap) push(r retry) {
@@ -27,32 +28,18 @@ func (h *retryHeap) push(r retry) {
 	}
 }
 
-// remove takes out the retry of seq and reports whether it was there. The first one is found at once.
-func (h *retryHeap) remove(seq Sequence) bool {
+// pop takes out the first one.
+func (h *retryHeap) pop() {
 	s := *h
-	for i := range s {
-		if s[i].seq != seq {
-			continue
-		}
-		n := len(s) - 1
-		s[i] = s[n]
-		*h = s[:n]
-		h.fix(i)
-		return true
-	}
-	return false
+	n := len(s) - 1
+	s[0] = s[n]
+	*h = s[:n]
+	h.sink()
 }
 
-// fix restores the order around i.
-func (h retryHeap) fix(i int) {
-	if i >= len(h) {
-		return
-	}
-	for i > 0 && h[i].before(h[(i-1)/2]) {
-		h[i], h[(i-1)/2] = h[(i-1)/2], h[i]
-		i = (i - 1) / 2
-	}
-	for {
+// sink restores the order where only the first one may be out of place.
+func (h retryHeap) sink() {
+	for i := 0; ; {
 		least := i
 		for _, kid := range [2]int{2*i + 1, 2*i + 2} {
 			if kid < len(h) && h[kid].before(h[least]) {

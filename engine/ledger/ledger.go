@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -15,24 +16,22 @@ type DeliveryID uint64
 // Key names a cursor.
 type Key struct {
 	Group, Topic, Partition uint16
+	// Member is whom a cursor of a broadcast group belongs to; 0 in other groups, whose members share the cursors.
+	Member uint64
 }
 
 func (k Key) String() string {
-	return fmt.Sprintf("group %d topic %d partition %d", k.Group, k.Topic, k.Partition)
+	s := fmt.Sprintf("group %d topic %d partition %d", k.Group, k.Topic, k.Partition)
+	if k.Member != 0 {
+		s += fmt.Sprintf(" member %d", k.Member)
+	}
+	return s
 }
 
-// Compare orders keys by group, topic, partition.
+// Compare orders keys by group, topic, member, partition.
 func (k Key) Compare(o Key) int {
-	a := uint64(k.Group)<<32 | uint64(k.Topic)<<16 | uint64(k.Partition)
-	b := uint64(o.Group)<<32 | uint64(o.Topic)<<16 | uint64(o.Partition)
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	default:
-		return 0
-	}
+	return cmp.Or(cmp.Compare(k.Group, o.Group), cmp.Compare(k.Topic, o.Topic), cmp.Compare(k.Member, o.Member),
+		cmp.Compare(k.Partition, o.Partition))
 }
 
 // Owner is the member that a partition is assigned to. The zero Owner is nobody.
@@ -110,7 +109,7 @@ type Options struct {
 	// Ordered holds a message back until the one before it is done.
 	Ordered bool
 	// MaxOpen bounds the messages per partition that are in flight, settling or waiting for a retry; at the bound fresh
-	// ones wait. A settled one needs about 40 bytes of memory.
+	// ones wait. Each needs about 50 bytes of memory. Room bounds those of all partitions together.
 	MaxOpen int
 }
 

@@ -13,7 +13,7 @@ const (
 )
 
 var (
-	key   = Key{group, topic, partition}
+	key   = Key{Group: group, Topic: topic, Partition: partition}
 	owner = Owner{Member: 11, Epoch: 4}
 )
 
@@ -38,7 +38,7 @@ func newBench(t testing.TB, adjust func(*Options)) *bench {
 	if err := b.opts.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	b.book = NewBook(rand.NewPCG(1, 2))
+	b.book = NewBook(rand.NewPCG(1, 2), nil)
 	b.book.Restore(b.now, b.wallMs, &b.fx)
 	b.c = b.book.Open(key, &b.opts, 0)
 	b.commit()
@@ -105,7 +105,7 @@ func (b *bench) nack(d delivery) Verdict {
 // restart throws the book away and builds it anew from the log, as after kill -9.
 func (b *bench) restart() {
 	b.t.Helper()
-	book := NewBook(rand.NewPCG(3, 4))
+	book := NewBook(rand.NewPCG(3, 4), nil)
 	for _, rec := range b.log {
 		if err := book.Apply(rec, 0, &b.fx); err != nil {
 			b.t.Fatal(err)
@@ -285,7 +285,7 @@ func TestLedger_ParkedMessageSurvivesRestartsUntilDropped(t *testing.T) {
 	}
 	// The DROP is queued, a snapshot is taken, and the broker dies before it is on record.
 	snap := b.book.AppendSnapshot(nil, b.now, b.wallMs)
-	book := NewBook(rand.NewPCG(0, 0))
+	book := NewBook(rand.NewPCG(0, 0), nil)
 	if err := book.Load(snap); err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestLedger_OneGapAmongManyIsOneRedelivery(t *testing.T) {
 	if len(snap) > 200 {
 		t.Errorf("the snapshot has %d bytes for one open message", len(snap))
 	}
-	book := NewBook(rand.NewPCG(0, 0))
+	book := NewBook(rand.NewPCG(0, 0), nil)
 	if err := book.Load(snap); err != nil {
 		t.Fatal(err)
 	}
@@ -600,7 +600,7 @@ func TestLedger_DiscardedRetryCountsAsDropped(t *testing.T) {
 
 func TestBook_DeadlinesOfManyCursorsComeInTheirOrder(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(8, 8))
-	book, fx, opts := NewBook(rand.NewPCG(1, 1)), Effects{}, DefaultOptions()
+	book, fx, opts := NewBook(rand.NewPCG(1, 1), nil), Effects{}, DefaultOptions()
 	book.Restore(0, 0, &fx)
 	now := time.Duration(0)
 	commit := func() {
@@ -612,7 +612,7 @@ func TestBook_DeadlinesOfManyCursorsComeInTheirOrder(t *testing.T) {
 	}
 	var cursors []*Cursor
 	for i := range 300 {
-		c := book.Open(Key{uint16(i%7) + 1, uint16(i/7) + 1, 0}, &opts, 0)
+		c := book.Open(Key{Group: uint16(i%7) + 1, Topic: uint16(i/7) + 1, Member: uint64(i % 3)}, &opts, 0)
 		c.Committed(1000)
 		c.Own(owner)
 		cursors = append(cursors, c)
@@ -805,7 +805,7 @@ func TestLedger_ForgottenCursorIsGone(t *testing.T) {
 
 func TestLedger_RecordsOutOfPlaceAreErrors(t *testing.T) {
 	rec := func(kind Kind, body func(*writer)) []byte {
-		w := writer{buf: []byte{RecordVersion}, limit: 1 << 20}
+		w := writer{buf: []byte{recordVersion1}, limit: 1 << 20}
 		w.header(kind, key)
 		body(&w)
 		return w.buf
@@ -835,7 +835,7 @@ func TestLedger_RecordsOutOfPlaceAreErrors(t *testing.T) {
 		"EXHAUSTED without one": {start, deliver(1, 1), rec(KindExhausted, func(w *writer) { w.u64(1); w.u64(0) })},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, fx := NewBook(rand.NewPCG(0, 0)), Effects{}
+			b, fx := NewBook(rand.NewPCG(0, 0), nil), Effects{}
 			for i, r := range recs {
 				err := b.Apply(r, 0, &fx)
 				if last := i == len(recs)-1; last != errors.Is(err, ErrRecord) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -17,66 +16,42 @@ var (
 	modelSeed  = flag.Uint64("model.seed", 0, "run this seed only")
 )
 
-// oracle is the ledger as one would write it without a thought for speed: a map of what became of every message.
-type oracle struct {
-	max   int
-	last  Sequence
-	next  Sequence
-	msgs  map[Sequence]*oracleMsg
-	owner Owner
-}
-
-type oracleMsg struct {
-	status   string // leased, acking, failing, waiting, exhausted, dropping, acked, dropped
-	id       DeliveryID
-	failures int           // on record
-	until    time.Duration // leased: the deadline
-	notBefo  time.Duration // waiting: no earlier than
-	notAfter time.Duration // waiting: due by then
-	pending  Reason        // failing
-}
-
-func (o *oracle) floor() Sequence {
-	f := Sequence(0)
-	for f+1 < o.next {
-		if m := o.msgs[f+1]; m.status != "acked" && m.status != "dropped" {
-			break
-		}
-		f++
-	}
-	return f
-}
-
-func (o *oracle) count(status string) (n int) {
-	for _, m := range o.msgs {
-		if m.status == status {
-			n++
-		}
-	}
-	return n
-}
-
-// world drives a book and the oracle through the same events.
+// world drives the cursors of a book, and an oracle for each, through the same events: deliveries, ACKs and NACKs that are
+// lost, late, repeated or wrong, owners that come, go and lose their connections, time, moves of the cursors, messages that
+// are stored no more, records that commit late, and crashes that lose those that have not.
 type world struct {
-	t       *testing.T
-	seed    uint64
-	step    int
-	rnd     *rand.Rand
-	opts    Options
-	book    *Book
-	c       *Cursor
-	o       *oracle
-	now     time.Duration
-	wallMs  uint64
-	fx      Effects
-	id      DeliveryID
-	epoch   uint64
-	flying  [][]byte // proposed, not committed
-	snap    []byte
-	log     [][]byte // committed since snap
-	floor   Sequence
-	attempt map[Sequence]uint16
-	trace   uint64 // a hash of everything that happened, for reproduction
+	t        *testing.T
+	seed     uint64
+	step     int
+	rnd      *rand.Rand
+	opts     Options
+	most     int // of the room
+	room     *Room
+	book     *Book
+	subjects []*subject
+	byCursor map[*Cursor]*subject
+	now      time.Duration
+	wallMs   uint64
+	fx       Effects
+	id       DeliveryID
+	epoch    uint64
+	flying   [][]byte // proposed, not committed
+	snap     []byte
+	log      [][]byte // committed since snap
+	trace    uint64   // a hash of everything that happened, for reproduction
+}
+
+// subject is a cursor and what is known of it.
+type subject struct {
+	key   Key
+	c     *Cursor
+	o     *oracle
+	opts  Options
+	floor Sequence
+	// idle: it had nothing to offer when it was asked, and has not been reported as ready since.
+	idle bool
+	// most is the highest maximum of attempts that it ever had, 0 for none.
+	most int
 }
 
 func (w *world) fatalf(format string, args ...any) {
@@ -91,17 +66,36 @@ func (w *world) note(v ...uint64) {
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
-	w := &world{t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 7)), opts: DefaultOptions(), wallMs: 1_700_000_000_000, now: second, attempt: map[Sequence]uint16{}}
-	w.opts.MaxAttempts = []int{1, 3, 5}[w.rnd.IntN(3)]
+	w := &world{t: t, seed: seed, rnd: rand.New(rand.NewPCG(seed, 7)), opts: DefaultOptions(), wallMs: 1_700_000_000_000, now: second}
+	w.opts.MaxAttempts = []int{1, 3, 5, 0}[w.rnd.IntN(4)]
 	w.opts.MaxOpen = []int{8, 64, 1000}[w.rnd.IntN(3)]
 	w.opts.Ordered = w.rnd.IntN(8) == 0
-	w.o = &oracle{max: w.opts.MaxAttempts, next: 1, msgs: map[Sequence]*oracleMsg{}}
-	w.book = NewBook(rand.NewPCG(seed, 9))
+	w.most = []int{1000, 100, 20, 1}[w.rnd.IntN(4)]
+	w.room = NewRoom(w.most)
+	w.book = NewBook(rand.NewPCG(seed, 9), w.room)
 	w.book.Restore(w.now, w.wallMs, &w.fx)
-	w.c = w.book.Open(key, &w.opts, 0)
+	for i := range 1 + w.rnd.IntN(3) {
+		s := &subject{key: Key{Group: group, Topic: topic, Partition: uint16(i), Member: uint64(i / 2)}, opts: w.opts, most: w.opts.MaxAttempts}
+		s.o = newOracle(&s.opts)
+		s.c = w.book.Open(s.key, &s.opts, 0)
+		s.o.moves = []Sequence{0}
+		w.subjects = append(w.subjects, s)
+	}
+	w.rename()
 	w.propose()
 	w.commitAll()
 	return w
+}
+
+func (w *world) rename() {
+	w.byCursor = map[*Cursor]*subject{}
+	for _, s := range w.subjects {
+		w.byCursor[s.c] = s
+	}
+}
+
+func (w *world) of(k Key) *subject {
+	return w.subjects[slices.IndexFunc(w.subjects, func(s *subject) bool { return s.key == k })]
 }
 
 func (w *world) propose() {
@@ -129,122 +123,128 @@ func (w *world) commit() {
 	w.flying = w.flying[1:]
 	w.log = append(w.log, rec)
 	w.note(uint64(len(rec)), uint64(rec[len(rec)-1]))
-	w.fx.Reset()
 	if err := w.book.Apply(rec, w.now, &w.fx); err != nil {
 		w.fatalf("%v", err)
 	}
 	var it Item
 	for d := NewDecoder(rec); d.Next(&it); {
-		w.o.apply(&it, w.now, w.opts.MaxDelay)
+		s := w.of(it.Key)
+		s.o.apply(&it, w.now)
+		if it.Kind == KindStart {
+			s.floor = it.Floor
+		}
 	}
-	exhausted := map[Sequence]bool{}
+	w.effects(false)
+}
+
+// effects checks what the book has reported; all says that it is everything that there is to report.
+func (w *world) effects(all bool) {
+	for _, c := range w.fx.Ready {
+		w.byCursor[c].idle = false
+	}
+	exhausted, parked := map[*oracleMsg]bool{}, map[*oracleMsg]bool{}
 	for _, e := range w.fx.Exhausted {
-		if exhausted[e.Sequence] = true; w.o.msgs[e.Sequence].status != "exhausted" {
-			w.fatalf("message %d is reported as exhausted, but it is %s", e.Sequence, w.o.msgs[e.Sequence].status)
+		m := w.byCursor[e.Cursor].o.msgs[e.Sequence]
+		if exhausted[m] = true; m == nil || m.status != sExhausted || e.Failures != m.failures || e.Reason != m.reason {
+			w.fatalf("%v: message %d is reported as exhausted: %+v, but is %+v", e.Cursor.key, e.Sequence, e, m)
+		}
+		m.notAfter = -1 // reported
+	}
+	for _, e := range w.fx.Parked {
+		m := w.byCursor[e.Cursor].o.msgs[e.Sequence]
+		if parked[m] = true; m == nil || m.status != sParked || e.Letters != m.letters || e.Failures != m.failures {
+			w.fatalf("%v: message %d is reported as parked: %+v, but is %+v", e.Cursor.key, e.Sequence, e, m)
 		}
 	}
-	for seq, m := range w.o.msgs {
-		if m.status == "exhausted" && m.notAfter != -1 && !exhausted[seq] {
-			w.fatalf("message %d is exhausted and was not reported", seq)
-		}
-		if m.status == "exhausted" {
-			m.notAfter = -1 // reported
+	for _, s := range w.subjects {
+		for seq, m := range s.o.msgs {
+			if m.status == sExhausted && !exhausted[m] && (all || m.notAfter != -1) {
+				w.fatalf("%v: message %d is exhausted and was not reported", s.key, seq)
+			}
+			if m.status == sParked && !parked[m] && all {
+				w.fatalf("%v: message %d is parked and was not reported", s.key, seq)
+			}
 		}
 	}
+	w.fx.Reset()
 }
 
-func (o *oracle) apply(it *Item, now, cap time.Duration) {
-	for i := range it.Len {
-		switch it.Kind {
-		case KindAck, KindDrop:
-			first, n := it.Run(i)
-			for s := first; s < first+Sequence(n); s++ {
-				if o.msgs[s] == nil {
-					o.msgs[s] = &oracleMsg{}
-				}
-				o.msgs[s].status = map[Kind]string{KindAck: "acked", KindDrop: "dropped"}[it.Kind]
-				o.next = max(o.next, s+1)
-			}
-		case KindFail:
-			f := it.Failure(i)
-			m := o.msgs[f.Sequence]
-			m.failures++
-			m.status, m.notBefo, m.notAfter = "waiting", now, now+cap+2*quantum
-			if f.DelayMs > 0 {
-				m.notBefo = 0 // its delay began at the failure, before the record
-			}
-			if m.failures >= o.max || f.Reason == ReasonRejected {
-				m.status, m.notAfter = "exhausted", 0
-			}
-		default:
-		}
+// mayOpen is how many messages of a cursor may be open, by the oracles.
+func (w *world) mayOpen(s *subject) int {
+	if w.open() >= w.most {
+		return min(s.opts.MaxOpen, openShare)
 	}
+	return s.opts.MaxOpen
 }
 
-func (w *world) deliver() {
-	seq, attempt, ok := w.c.Peek(w.now)
-	o := w.o
+func (w *world) open() (n int) {
+	for _, s := range w.subjects {
+		n += s.o.open()
+	}
+	return n
+}
+
+func (w *world) deliver(s *subject) {
+	o := s.o
+	seq, attempt, ok := s.c.Peek(w.now)
 	if !ok {
-		if o.owner != (Owner{}) && !w.opts.Ordered && w.c.skip == 0 {
-			if open := w.c.win.live; o.next <= o.last && open < w.opts.MaxOpen {
-				w.fatalf("nothing is offered, but %d is fresh and %d are open", o.next, open)
-			}
-			for s, m := range o.msgs {
-				if m.status == "waiting" && m.notAfter <= w.now {
-					w.fatalf("nothing is offered, but %d waits since %v", s, m.notAfter)
-				}
+		s.idle = true
+		if o.owner == (Owner{}) || len(o.moves) > 0 || s.opts.Ordered && o.open() > 0 {
+			return
+		}
+		if open := o.open(); o.next <= o.last && o.skipTo == 0 && open < w.mayOpen(s) {
+			w.fatalf("%v: nothing is offered, but %d is fresh and %d are open", s.key, o.next, open)
+		}
+		for seq, m := range o.msgs {
+			if m.status == sWaiting && m.notAfter <= w.now {
+				w.fatalf("%v: nothing is offered, but %d waits since %v", s.key, seq, m.notAfter)
 			}
 		}
 		return
+	}
+	if o.owner == (Owner{}) || len(o.moves) > 0 {
+		w.fatalf("%v: message %d is offered to %+v while %d moves are under way", s.key, seq, o.owner, len(o.moves))
 	}
 	w.id++
-	w.c.Take(seq, w.id, w.now)
-	w.note(uint64(seq), uint64(attempt), uint64(w.id))
 	m := o.msgs[seq]
+	switch {
+	case m != nil && (m.status != sWaiting || m.notBefo > w.now):
+		w.fatalf("%v: message %d is delivered, but it is %v until %v", s.key, seq, m.status, m.notBefo)
+	case m == nil && (seq != o.next || seq > o.last || o.skipTo != 0 || o.open() >= w.mayOpen(s)):
+		w.fatalf("%v: message %d is delivered, next is %d, last %d, skipped up to %d, %d are open", s.key, seq, o.next, o.last, o.skipTo, o.open())
+	case s.opts.Ordered && seq != o.floor()+1:
+		w.fatalf("%v: ordered group: message %d is delivered before %d", s.key, seq, o.floor()+1)
+	}
+	s.c.Take(seq, w.id, w.now)
+	w.note(uint64(seq), uint64(attempt), uint64(w.id))
 	if m == nil {
-		if seq != o.next || seq > o.last {
-			w.fatalf("message %d is delivered, next is %d, last %d", seq, o.next, o.last)
-		}
-		m = &oracleMsg{}
-		o.msgs[seq] = m
-		o.next++
-	} else if m.status != "waiting" || m.notBefo > w.now {
-		w.fatalf("message %d is delivered, but it is %s until %v", seq, m.status, m.notBefo)
+		m = o.add(seq, sLeased)
 	}
-	if w.opts.Ordered && seq != o.floor()+1 {
-		w.fatalf("ordered group: message %d is delivered before %d", seq, o.floor()+1)
+	if int(attempt) != m.failures+1 || s.most > 0 && int(attempt) > s.most || attempt < m.attempt {
+		w.fatalf("%v: message %d: attempt %d after %d failures, the one before was %d, maximum %d", s.key, seq, attempt, m.failures, m.attempt, s.most)
 	}
-	if int(attempt) != m.failures+1 || int(attempt) > o.max || attempt < w.attempt[seq] {
-		w.fatalf("message %d: attempt %d after %d failures, the one before was %d, maximum %d", seq, attempt, m.failures, w.attempt[seq], o.max)
-	}
-	w.attempt[seq] = attempt
-	m.status, m.id, m.until = "leased", w.id, w.now+w.opts.Lease
+	m.attempt = attempt
+	o.to(m, sLeased)
+	m.old, m.id, m.until = m.id, w.id, w.now+s.opts.Lease
 }
 
-// pick returns a random message that was handed out, mostly one that is in flight.
-func (w *world) pick() (Sequence, *oracleMsg) {
-	var candidates []Sequence
-	all := w.rnd.IntN(10) == 0
-	for _, s := range slices.Sorted(maps.Keys(w.o.msgs)) {
-		if all || w.o.msgs[s].status == "leased" {
-			candidates = append(candidates, s)
+// settle ends a delivery, or tries to: one in ten concerns a message whatever its state, with the id of a delivery that it
+// had, or never had.
+func (w *world) settle(s *subject) {
+	o := s.o
+	seq, m := o.pick(w.rnd, sLeased)
+	if w.rnd.IntN(10) == 0 {
+		if all := o.sorted(func(*oracleMsg) bool { return true }); len(all) > 0 {
+			seq = all[w.rnd.IntN(len(all))]
+			m = o.msgs[seq]
 		}
 	}
-	if len(candidates) == 0 {
-		return 0, nil
-	}
-	s := candidates[w.rnd.IntN(len(candidates))]
-	return s, w.o.msgs[s]
-}
-
-func (w *world) settle() {
-	s, m := w.pick()
 	if m == nil {
 		return
 	}
-	id, epoch := m.id, w.o.owner.Epoch
+	id, epoch := m.id, o.owner.Epoch
 	want := Settling
-	if m.status != "leased" {
+	if m.status != sLeased {
 		want = UnknownDelivery
 	}
 	switch w.rnd.IntN(12) {
@@ -252,52 +252,65 @@ func (w *world) settle() {
 		id, want = id+1<<40, UnknownDelivery
 	case 1:
 		epoch++
+	case 2:
+		if m.old != 0 {
+			id, want = m.old, UnknownDelivery
+		}
 	}
-	if epoch != w.o.owner.Epoch || w.o.owner == (Owner{}) {
+	if epoch != o.owner.Epoch || o.owner == (Owner{}) {
 		want = StaleOwner
+	}
+	if len(o.moves) > 0 {
+		want = UnknownDelivery
 	}
 	var got Verdict
 	switch k := w.rnd.IntN(10); {
 	case k < 6:
-		got = w.c.Ack(s, id, epoch, false, false, w.now)
-		if got == Settling {
-			m.status = "acking"
+		if got = s.c.Ack(seq, id, epoch, false, false, w.now); got == Settling {
+			o.to(m, sAcking)
 		}
 	case k < 7:
-		got = w.c.Ack(s, id, epoch, true, false, w.now)
-		if got == Renewed {
-			got, m.until = Settling, w.now+w.opts.Lease
-		}
-	case k < 8:
-		got = w.c.Nack(s, id, epoch, true, false, w.now)
-		if got == Settling {
-			m.status, m.pending = "failing", ReasonRejected
+		if got = s.c.Ack(seq, id, epoch, true, false, w.now); got == Renewed {
+			got, m.until = Settling, max(m.until, w.now+s.opts.Lease)
 		}
 	default:
-		got = w.c.Nack(s, id, epoch, false, k == 9, w.now)
-		if got == Settling {
-			m.status, m.pending = "failing", ReasonNack
+		if got = s.c.Nack(seq, id, epoch, k == 7, k == 9, w.now); got == Settling {
+			o.to(m, sFailing)
 		}
 	}
-	w.note(uint64(s), uint64(got))
+	w.note(uint64(seq), uint64(got))
 	if got != want {
-		w.fatalf("message %d (%s, delivery %d): verdict %d, want %d", s, m.status, m.id, got, want)
+		w.fatalf("%v: message %d (%v, delivery %d): verdict %d, want %d", s.key, seq, m.status, m.id, got, want)
 	}
 }
 
-func (w *world) cumulative() {
-	s, m := w.pick()
-	if m == nil || w.o.owner == (Owner{}) {
+// cumulative acknowledges, or renews, everything up to a message.
+func (w *world) cumulative(s *subject) {
+	o := s.o
+	all := o.sorted(func(m *oracleMsg) bool { return m.id != 0 })
+	if len(all) == 0 || o.owner == (Owner{}) {
 		return
 	}
+	seq := all[w.rnd.IntN(len(all))]
+	id := o.msgs[seq].id
+	if w.rnd.IntN(4) == 0 {
+		id -= min(id-1, DeliveryID(w.rnd.IntN(20)))
+	}
+	progress := w.rnd.IntN(3) == 0
 	want := UnknownDelivery
-	for seq, n := range w.o.msgs {
-		if seq <= s && n.status == "leased" && n.id <= m.id {
-			n.status, want = "acking", Settling
+	for at, m := range o.msgs {
+		if at > seq || m.status != sLeased || m.id > id || len(o.moves) > 0 {
+			continue
+		}
+		if progress {
+			m.until, want = max(m.until, w.now+s.opts.Lease), Renewed
+		} else {
+			o.to(m, sAcking)
+			want = Settling
 		}
 	}
-	if got := w.c.Ack(s, m.id, w.o.owner.Epoch, false, true, w.now); got != want {
-		w.fatalf("cumulative ACK of %d: verdict %d, want %d", s, got, want)
+	if got := s.c.Ack(seq, id, o.owner.Epoch, progress, true, w.now); got != want {
+		w.fatalf("%v: cumulative ACK of %d: verdict %d, want %d", s.key, seq, got, want)
 	}
 }
 
@@ -307,60 +320,123 @@ func (w *world) tick(d time.Duration) {
 	if w.rnd.IntN(50) == 0 {
 		w.wallMs = uint64(int64(w.wallMs) + (w.rnd.Int64N(3)-1)*3_600_000)
 	}
-	w.fx.Reset()
-	w.book.Tick(w.now, &w.fx)
-	for s, m := range w.o.msgs {
-		if m.status != "leased" {
-			continue
-		}
-		switch e := w.c.win.get(s); {
-		case e.state == failing && m.until <= w.now:
-			m.status, m.pending = "failing", ReasonExpired
-		case e.state == failing:
-			w.fatalf("the lease of message %d ended at %v, not %v", s, w.now, m.until)
-		case m.until+quantum < w.now:
-			w.fatalf("the lease of message %d did not end at %v", s, m.until)
+	if next := w.book.Tick(w.now, &w.fx); next >= 0 && next <= w.now {
+		w.fatalf("at %v the next deadline is %v", w.now, next)
+	}
+	for _, s := range w.subjects {
+		for seq, m := range s.o.msgs {
+			if m.status != sLeased || len(s.o.moves) > 0 {
+				continue
+			}
+			switch e := s.c.win.get(seq); {
+			case e.state == failing && m.until <= w.now:
+				s.o.to(m, sFailing)
+			case e.state == failing:
+				w.fatalf("%v: the lease of message %d ended at %v, not %v", s.key, seq, w.now, m.until)
+			case m.until+quantum < w.now:
+				w.fatalf("%v: the lease of message %d did not end at %v", s.key, seq, m.until)
+			}
 		}
 	}
+	w.effects(false)
 }
 
-func (w *world) endLeases(to string) {
-	for _, m := range w.o.msgs {
-		if m.status == "leased" {
-			m.status = to
-			m.notBefo, m.notAfter = 0, w.now
-		}
-	}
-}
-
-func (w *world) changeOwner() {
+func (w *world) changeOwner(s *subject) {
+	s.idle = false
 	switch w.rnd.IntN(4) {
 	case 0:
-		w.c.Lost(w.now)
-		w.endLeases("failing")
+		if s.c.Lost(w.now); len(s.o.moves) == 0 {
+			s.o.endLeases(sFailing, w.now)
+		}
 	case 1:
-		w.c.Return()
-		w.endLeases("waiting")
-		w.c.Disown(w.o.owner.Epoch)
-		w.o.owner = Owner{}
+		s.c.Return()
+		s.o.endLeases(sWaiting, w.now)
+		s.c.Disown(s.o.owner.Epoch)
+		s.o.owner = Owner{}
 	default:
-		w.epoch++
-		w.o.owner = Owner{Member: w.rnd.Uint64N(5) + 1, Epoch: w.epoch}
-		w.c.Own(w.o.owner)
-		w.endLeases("waiting")
+		w.own(s)
 	}
 }
 
-func (w *world) drop() {
-	for _, s := range slices.Sorted(maps.Keys(w.o.msgs)) {
-		if m := w.o.msgs[s]; m.status == "exhausted" {
-			if !w.c.Drop(s) {
-				w.fatalf("message %d can't be dropped", s)
-			}
-			m.status = "dropping"
-			return
+func (w *world) own(s *subject) {
+	s.idle = false
+	w.epoch++
+	s.o.owner = Owner{Member: w.rnd.Uint64N(5) + 1, Epoch: w.epoch}
+	s.c.Own(s.o.owner)
+	s.o.endLeases(sWaiting, w.now)
+}
+
+// bury takes the next step with a message that is out of attempts.
+func (w *world) bury(s *subject) {
+	o := s.o
+	still := len(o.moves) > 0
+	if seq, m := o.pick(w.rnd, sParked); m != nil {
+		if s.c.Parked(seq) == still || s.c.Drop(seq) == still || s.c.Drop(seq) {
+			w.fatalf("%v: parked message %d can't be dropped once", s.key, seq)
+		}
+		if !still {
+			o.to(m, sBurying)
 		}
 	}
+	seq, m := o.pick(w.rnd, sExhausted)
+	switch {
+	case m == nil:
+	case w.rnd.IntN(2) == 0:
+		if s.c.Park(seq, 7) == still || s.c.Park(seq, 7) {
+			w.fatalf("%v: message %d can't be parked once", s.key, seq)
+		}
+		if !still {
+			o.to(m, sParking)
+		}
+	default:
+		if s.c.Drop(seq) == still || s.c.Drop(seq) {
+			w.fatalf("%v: message %d can't be dropped once", s.key, seq)
+		}
+		if !still {
+			o.to(m, sDropping)
+		}
+	}
+}
+
+// lose has messages that are not stored any more.
+func (w *world) lose(s *subject) {
+	o := s.o
+	if seq, m := o.pick(w.rnd, sWaiting); m != nil && w.rnd.IntN(2) == 0 {
+		if gone := s.c.Discard(seq); gone != (len(o.moves) == 0) {
+			w.fatalf("%v: message %d is discarded: %t", s.key, seq, gone)
+		} else if gone {
+			o.to(m, sDropping)
+		}
+		return
+	}
+	if n := o.last + 1 - o.next; o.next <= o.last && len(o.moves) == 0 && o.skipTo == 0 {
+		first := o.next + Sequence(w.rnd.Uint64N(uint64(n)+1))
+		s.c.Skip(first)
+		if first > o.next {
+			o.skipTo = first
+		}
+	}
+}
+
+// move sets a cursor back or forward. What was on its way to the record before is withdrawn or without effect.
+func (w *world) move(s *subject) {
+	floor := Sequence(w.rnd.Uint64N(uint64(s.o.last) + 1))
+	if s.c.queue == nil || !s.c.queue.seek {
+		s.o.moves = append(s.o.moves, floor)
+	}
+	s.c.Seek(floor)
+}
+
+// configure gives a cursor other settings.
+func (w *world) configure(s *subject) {
+	s.idle = false
+	s.opts.MaxAttempts = []int{1, 3, 5, 0}[w.rnd.IntN(4)]
+	s.opts.Ordered = w.rnd.IntN(3) == 0
+	s.opts.Lease = []time.Duration{second, 30 * second}[w.rnd.IntN(2)]
+	if s.opts.MaxAttempts == 0 || s.most > 0 && s.opts.MaxAttempts > s.most {
+		s.most = s.opts.MaxAttempts
+	}
+	s.c.Configure(&s.opts)
 }
 
 // crash loses what is not committed, and starts anew from the snapshot and the records behind it.
@@ -369,7 +445,8 @@ func (w *world) crash() {
 		w.commit() // these were durable, only nobody was told
 	}
 	w.flying = nil
-	book := NewBook(rand.NewPCG(w.seed, w.rnd.Uint64()))
+	w.room = NewRoom(w.most)
+	book := NewBook(rand.NewPCG(w.seed, w.rnd.Uint64()), w.room)
 	if w.snap != nil {
 		if err := book.Load(w.snap); err != nil {
 			w.fatalf("%v", err)
@@ -381,43 +458,24 @@ func (w *world) crash() {
 		}
 	}
 	w.fx.Reset()
-	w.book, w.c = book, book.Cursor(key)
-	w.c.Configure(&w.opts)
+	w.book = book
+	for _, s := range w.subjects {
+		s.c, s.idle = book.Cursor(s.key), false
+		s.c.Configure(&s.opts)
+	}
+	w.rename()
 	book.Restore(w.now, w.wallMs, &w.fx)
-	w.c.Committed(w.o.last)
-	w.o.owner = Owner{}
-	// What was delivered and is not on record as delivered is fresh again; all others come back at once or after a rest.
-	for s, m := range w.o.msgs {
-		if s >= w.c.Next() {
-			delete(w.o.msgs, s)
-			continue
-		}
-		switch m.status {
-		case "acked", "dropped", "exhausted":
-		case "dropping":
-			m.status = "exhausted"
-		case "waiting":
-			m.notBefo, m.notAfter = 0, w.now+w.opts.MaxDelay+2*quantum
-		default:
-			m.status, m.notBefo, m.notAfter = "waiting", 0, w.now+w.opts.MaxDelay+2*quantum
-		}
+	for _, s := range w.subjects {
+		s.c.Committed(s.o.last)
+		s.o.crash(s.c.Next(), w.now)
 	}
-	w.o.next = w.c.Next()
-	reported := map[Sequence]bool{}
-	for _, e := range w.fx.Exhausted {
-		reported[e.Sequence] = true
-	}
-	for s, m := range w.o.msgs {
-		if (m.status == "exhausted") != reported[s] {
-			w.fatalf("after the restart message %d is %s, reported as exhausted: %v", s, m.status, reported[s])
-		}
-	}
+	w.effects(true)
 }
 
 func (w *world) snapshot() {
 	w.snap = w.book.AppendSnapshot(nil, w.now, w.wallMs)
 	w.log = nil
-	again := NewBook(rand.NewPCG(0, 0))
+	again := NewBook(nil, nil)
 	if err := again.Load(w.snap); err != nil {
 		w.fatalf("%v", err)
 	}
@@ -427,72 +485,127 @@ func (w *world) snapshot() {
 }
 
 func (w *world) check() {
-	o, s := w.o, w.c.Stats()
-	if f := o.floor(); s.Floor != f || f < w.floor {
-		w.fatalf("floor %d, want %d, it was %d", s.Floor, f, w.floor)
+	open := 0
+	for _, s := range w.subjects {
+		w.checkNumbers(s)
+		w.checkWindow(s)
+		open += s.c.win.live
+		if _, _, ok := s.c.Peek(w.now); ok && s.idle {
+			w.fatalf("%v has something to offer and was not reported as ready", s.key)
+		}
 	}
-	w.floor = s.Floor
-	if int(s.Acked) != o.count("acked") || int(s.Dropped) != o.count("dropped") {
-		w.fatalf("stats %+v, want %d acked, %d dropped", s, o.count("acked"), o.count("dropped"))
+	if open != w.room.Open() {
+		w.fatalf("%d messages are open, the room counts %d", open, w.room.Open())
 	}
-	if int(s.InFlight) != o.count("leased")+o.count("acking") {
-		w.fatalf("stats %+v, want %d leased + %d acking", s, o.count("leased"), o.count("acking"))
+}
+
+func (w *world) checkNumbers(s *subject) {
+	o, st := s.o, s.c.Stats()
+	if f := o.floor(); st.Floor != f || f < s.floor {
+		w.fatalf("%v: floor %d, want %d, it was %d", s.key, st.Floor, f, s.floor)
 	}
-	if s.Acked+s.Dropped+s.Unsettled != uint64(o.last) || s.Depth != uint64(o.last-o.floor()) {
-		w.fatalf("stats %+v do not add up to %d", s, o.last)
+	s.floor = st.Floor
+	n := &o.count
+	if int(st.Acked) != n[sAcked] || int(st.Dropped) != n[sDropped]+n[sBuried] || int(st.Buried) != n[sBuried] {
+		w.fatalf("%v: stats %+v, want %v", s.key, st, n)
 	}
-	if n := w.c.win.live; n > w.opts.MaxOpen {
-		w.fatalf("%d open messages", n)
+	if int(st.InFlight) != n[sLeased]+n[sAcking] {
+		w.fatalf("%v: stats %+v, want %d leased + %d acking", s.key, st, n[sLeased], n[sAcking])
 	}
-	sum, live := int32(0), 0
-	for _, n := range w.c.counts[leased:] {
-		sum += n
+	if st.Start+Sequence(st.Acked+st.Dropped+st.Unsettled) != o.last || st.Depth != uint64(o.last-o.floor()) {
+		w.fatalf("%v: stats %+v do not add up to %d", s.key, st, o.last)
 	}
-	for p := w.c.win.head; p != w.c.win.tail; p++ {
-		if e := w.c.win.at(p); e.state != done {
-			live++
-			if m := o.msgs[e.seq]; m == nil || m.status == "acked" || m.status == "dropped" {
-				w.fatalf("message %d has an entry in state %d, but is done", e.seq, e.state)
+	if s.c.win.live != o.open() || s.c.win.live > s.opts.MaxOpen {
+		w.fatalf("%v: %d open messages, want %d", s.key, s.c.win.live, o.open())
+	}
+}
+
+// ends are the states that an entry may have for each status of the oracle.
+var states = [...]state{sLeased: leased, sAcking: acking, sFailing: failing, sWaiting: waiting, sExhausted: exhausted,
+	sParking: parking, sParked: parked, sDropping: dropping, sBurying: burying}
+
+func (w *world) checkWindow(s *subject) {
+	c, win := s.c, &s.c.win
+	var counts [burying + 1]int32
+	retries := map[retry]bool{}
+	for i, r := range c.retry {
+		if retries[r] = true; i > 0 && r.before(c.retry[(i-1)/2]) {
+			w.fatalf("%v: the retries are no heap: %v", s.key, c.retry)
+		}
+	}
+	marked := make([]uint64, len(win.marks))
+	for p := win.head; p != win.tail; p++ {
+		e := win.at(p)
+		counts[e.state]++
+		if e.state == done {
+			continue
+		}
+		if m := s.o.msgs[e.seq]; m == nil || m.status.over() || states[m.status] != e.state {
+			w.fatalf("%v: message %d has an entry in state %d, but is %+v", s.key, e.seq, e.state, m)
+		}
+		if e.state == waiting && !retries[retry{e.at, e.seq}] {
+			w.fatalf("%v: message %d waits for a retry that is not in the heap", s.key, e.seq)
+		}
+		if e.state == leased {
+			slot := p & uint64(len(win.ring)-1)
+			m := &win.marks[slot/markPlaces]
+			marked[slot/markPlaces] |= 1 << (slot % markPlaces)
+			if m.delivery > e.delivery || m.until > e.at || c.Recorded() && c.lease > e.at {
+				w.fatalf("%v: message %d has delivery %d until %v, its mark says %+v, the cursor %v", s.key, e.seq, e.delivery, e.at, m, c.lease)
 			}
 		}
 	}
-	if int(sum) != live || live != w.c.win.live || int(w.c.counts[waiting]) != len(w.c.retry) {
-		w.fatalf("counts %v, window %d live, %d found, %d in the heap", w.c.counts, w.c.win.live, live, len(w.c.retry))
+	for i, m := range win.marks {
+		if m.leased != marked[i] {
+			w.fatalf("%v: mark %d has %b, want %b", s.key, i, m.leased, marked[i])
+		}
+	}
+	if counts[done] = 0; counts != c.counts || len(c.retry) > 2*int(c.counts[waiting])+int(c.counts[leased])+2*markPlaces {
+		w.fatalf("%v: counts %v, found %v, %d in the heap", s.key, c.counts, counts, len(c.retry))
 	}
 	want := never
-	if w.c.timer > 0 {
-		want = w.book.timers[w.c.timer-1].wake
+	if c.timer > 0 {
+		want = w.book.timers[c.timer-1].wake
 	}
-	if w.c.wake != want {
-		w.fatalf("wake %v, in the heap %v", w.c.wake, want)
+	if c.wake != want {
+		w.fatalf("%v: wake %v, in the heap %v", s.key, c.wake, want)
 	}
 }
 
 func (w *world) run(steps int) {
 	for w.step = range steps {
-		switch k := w.rnd.IntN(100); {
-		case k < 15:
-			w.o.last += Sequence(w.rnd.IntN(4))
-			w.c.Committed(w.o.last)
-		case k < 45:
-			w.deliver()
-		case k < 65:
-			w.settle()
-		case k < 68:
-			w.cumulative()
-		case k < 76:
+		s := w.subjects[w.rnd.IntN(len(w.subjects))]
+		switch k := w.rnd.IntN(1000); {
+		case k < 150:
+			s.o.last += Sequence(w.rnd.IntN(4))
+			if s.c.Committed(s.o.last) {
+				s.idle = false
+			}
+		case k < 450:
+			w.deliver(s)
+		case k < 640:
+			w.settle(s)
+		case k < 670:
+			w.cumulative(s)
+		case k < 760:
 			w.propose()
-		case k < 86:
+		case k < 860:
 			w.commit()
-		case k < 92:
+		case k < 920:
 			w.tick(time.Duration(w.rnd.Int64N(int64(12 * second))))
-		case k < 95:
-			w.changeOwner()
-		case k < 97:
-			w.drop()
-		case k < 98:
+		case k < 950:
+			w.changeOwner(s)
+		case k < 970:
+			w.bury(s)
+		case k < 976:
+			w.lose(s)
+		case k < 979:
+			w.move(s)
+		case k < 981:
+			w.configure(s)
+		case k < 986:
 			w.snapshot()
-		case k < 99:
+		case k < 991:
 			w.crash()
 		default:
 			w.tick(time.Duration(w.rnd.Int64N(int64(second))))
@@ -502,32 +615,37 @@ func (w *world) run(steps int) {
 	w.drain()
 }
 
-// drain is the liveness phase: with a consumer that acknowledges everything, everything ends.
+// drain is the liveness phase: with consumers that acknowledge everything, everything ends.
 func (w *world) drain() {
-	w.epoch++
-	w.o.owner = Owner{Member: 1, Epoch: w.epoch}
-	w.c.Own(w.o.owner)
-	w.endLeases("waiting")
-	for range 20 * (len(w.o.msgs) + int(w.o.last) + 10) {
+	left := 0
+	for _, s := range w.subjects {
+		w.own(s)
+		left += len(s.o.msgs) + int(s.o.last)
+	}
+	for range 20 * (left + 10) {
 		w.step++
-		w.deliver()
-		for _, s := range slices.Sorted(maps.Keys(w.o.msgs)) {
-			if m := w.o.msgs[s]; m.status == "leased" {
-				if w.c.Ack(s, m.id, w.epoch, false, false, w.now) == Settling {
-					m.status = "acking"
+		left = 0
+		for _, s := range w.subjects {
+			w.deliver(s)
+			for _, seq := range s.o.sorted(func(m *oracleMsg) bool { return m.status == sLeased }) {
+				if m := s.o.msgs[seq]; s.c.Ack(seq, m.id, s.o.owner.Epoch, false, false, w.now) == Settling {
+					s.o.to(m, sAcking)
 				}
 			}
+			w.bury(s)
 		}
-		w.drop()
 		w.propose()
 		w.commitAll()
 		w.check()
-		if w.c.Floor() == w.o.last {
+		for _, s := range w.subjects {
+			left += int(s.o.last - s.c.Floor())
+		}
+		if left == 0 {
 			return
 		}
 		w.tick(second)
 	}
-	w.fatalf("floor %d of %d at the end", w.c.Floor(), w.o.last)
+	w.fatalf("%d messages are left at the end", left)
 }
 
 func TestLedger_RandomRunsAgreeWithTheOracle(t *testing.T) {

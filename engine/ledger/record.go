@@ -8,14 +8,21 @@ import (
 	"slices"
 )
 
-// RecordVersion is the format version of a ledger record's value.
-const RecordVersion = 1
+// RecordVersion is the newest format version of a ledger record's value. It is written where there are items of members,
+// recordVersion1 elsewhere.
+const (
+	RecordVersion  = 2
+	recordVersion1 = 1
+)
 
 // MaxRecord is the largest value that AppendRecord makes, in bytes.
 const MaxRecord = 256 << 10
 
 // ErrRecord is matched by every error about a ledger record or snapshot that can't be what the ledger has written.
 var ErrRecord = errors.New("damaged ledger record")
+
+// ofMember is set in the kind of an item whose cursor belongs to a member.
+const ofMember = 0x80
 
 // Kind is the kind of a record's item.
 type Kind uint8
@@ -44,10 +51,11 @@ var kindNames = [...]string{
 }
 
 const (
-	itemHeader   = 1 + 3*2
-	deliverBytes = 8 + 4 + 8
-	runBytes     = 8 + 4
-	failBytes    = 8 + 2 + 1 + 4 + 8
+	itemHeader    = 1 + 3*2 // without the member
+	maxItemHeader = itemHeader + 8
+	deliverBytes  = 8 + 4 + 8
+	runBytes      = 8 + 4
+	failBytes     = 8 + 2 + 1 + 4 + 8
 )
 
 // Item is one decoded item. Elements are read with Run, Delivery and Failure; they alias the record.
@@ -102,8 +110,9 @@ func (it *Item) Failure(i int) Failure {
 
 // Decoder reads the items of one record. It allocates nothing.
 type Decoder struct {
-	rest []byte
-	err  error
+	rest    []byte
+	err     error
+	members bool // items of members are allowed
 }
 
 // NewDecoder starts to read value, which it borrows.
@@ -111,12 +120,12 @@ func NewDecoder(value []byte) Decoder {
 	switch {
 	case len(value) == 0:
 		return Decoder{err: fmt.Errorf("%w: empty", ErrRecord)}
-	case value[0] != RecordVersion:
-		return Decoder{err: fmt.Errorf("%w: format version %d, this program knows %d", ErrRecord, value[0], RecordVersion)}
+	case value[0] < recordVersion1 || value[0] > RecordVersion:
+		return Decoder{err: fmt.Errorf("%w: format version %d, this program knows up to %d", ErrRecord, value[0], RecordVersion)}
 	case len(value) == 1:
 		return Decoder{err: fmt.Errorf("%w: no items", ErrRecord)}
 	}
-	return Decoder{rest: value[1:]}
+	return Decoder{rest: value[1:], members: value[0] > recordVersion1}
 }
 
 // Err returns what is wrong with the record, nil at its regular end.
@@ -138,9 +147,24 @@ func (d *Decoder) Next(it *Item) bool {
 	}
 	b := d.rest
 	*it = Item{Kind: Kind(b[0]), Key: Key{
-		binary.BigEndian.Uint16(b[1:]), binary.BigEndian.Uint16(b[3:]), binary.BigEndian.Uint16(b[5:]),
+		Group: binary.BigEndian.Uint16(b[1:]), Topic: binary.BigEndian.Uint16(b[3:]), Partition: binary.BigEndian.Uint16(b[5:]),
 	}}
 	b = b[itemHeader:]
+	if d.members && it.Kind&ofMember != 0 {
+		it.Kind &^= ofMember
+		if len(b) < 8 {
+			return d.fail(it, "ends within its header")
+		}
+		if it.Key.Member = binary.BigEndian.Uint64(b); it.Key.Member == 0 {
+			return d.fail(it, "is of member 0")
+		}
+		b = b[8:]
+	}
+	return d.body(it, b)
+}
+
+// body reads what follows an item's header.
+func (d *Decoder) body(it *Item, b []byte) bool {
 	switch it.Kind {
 	case KindStart:
 		if len(b) < 8 {
@@ -232,9 +256,10 @@ func (d *Decoder) checkFailures(it *Item) bool {
 	return true
 }
 
-// writer appends items to a record until it is full.
+// writer appends items to a record, whose version is the byte at start, until it is full.
 type writer struct {
 	buf    []byte
+	start  int
 	limit  int
 	wallMs uint64
 }
@@ -252,10 +277,17 @@ func (w *writer) room(fixed, size int) int {
 }
 
 func (w *writer) header(kind Kind, k Key) {
+	if k.Member != 0 {
+		kind |= ofMember
+		w.buf[w.start] = RecordVersion
+	}
 	w.buf = append(w.buf, byte(kind))
 	w.buf = binary.BigEndian.AppendUint16(w.buf, k.Group)
 	w.buf = binary.BigEndian.AppendUint16(w.buf, k.Topic)
 	w.buf = binary.BigEndian.AppendUint16(w.buf, k.Partition)
+	if k.Member != 0 {
+		w.u64(k.Member)
+	}
 }
 
 func (w *writer) u64(v uint64) { w.buf = binary.BigEndian.AppendUint64(w.buf, v) }
@@ -266,7 +298,7 @@ func (w *writer) u32(v uint32) { w.buf = binary.BigEndian.AppendUint32(w.buf, v)
 func (w *writer) take(q *queue) bool {
 	k, opts := q.cursor.key, q.cursor.opts
 	if q.seek {
-		if w.room(itemHeader+8, 0) == 0 {
+		if w.room(maxItemHeader+8, 0) == 0 {
 			return false
 		}
 		w.header(KindStart, k)
@@ -274,7 +306,7 @@ func (w *writer) take(q *queue) bool {
 		q.seek = false
 	}
 	for len(q.delivers) > 0 {
-		n := w.room(itemHeader+28, deliverBytes)
+		n := w.room(maxItemHeader+28, deliverBytes)
 		if n == 0 {
 			return false
 		}
@@ -287,7 +319,7 @@ func (w *writer) take(q *queue) bool {
 		return false
 	}
 	for len(q.parks) > 0 {
-		if w.room(itemHeader+16, 0) == 0 {
+		if w.room(maxItemHeader+16, 0) == 0 {
 			return false
 		}
 		w.header(KindExhausted, k)
@@ -299,7 +331,7 @@ func (w *writer) take(q *queue) bool {
 		return false
 	}
 	if q.forget {
-		if w.room(itemHeader, 0) == 0 {
+		if w.room(maxItemHeader, 0) == 0 {
 			return false
 		}
 		w.header(KindForget, k)
@@ -331,7 +363,7 @@ func (w *writer) runs(kind Kind, k Key, list *[]run) bool {
 	if len(*list) == 0 {
 		return true
 	}
-	n := min(len(*list), w.room(itemHeader+4, runBytes))
+	n := min(len(*list), w.room(maxItemHeader+4, runBytes))
 	if n == 0 {
 		return false
 	}
@@ -349,7 +381,7 @@ func (w *writer) failures(k Key, list *[]failure) bool {
 	if len(*list) == 0 {
 		return true
 	}
-	n := min(len(*list), w.room(itemHeader+4, failBytes))
+	n := min(len(*list), w.room(maxItemHeader+4, failBytes))
 	if n == 0 {
 		return false
 	}

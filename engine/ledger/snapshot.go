@@ -3,34 +3,41 @@ package ledger
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 )
 
 // SnapshotVersion is the format version of a book's snapshot:
 //
 //	version u8, cursors u32, then by key
-//	  group u16 | topic u16 | partition u16 | start u64 | next u64 | acked u64 | dropped u64 | buried u64 | open u32, then
-//	  by sequence
+//	  group u16 | topic u16 | partition u16 | member u64 | start u64 | next u64 | acked u64 | dropped u64 | buried u64 | open u32,
+//	  then by sequence
 //	    seq u64 | failures u16 | reason u8 | parked u8 | delay_ms u32 | due_ms u64 | letters_last u64
 //
-// Version 1 did not have buried, the number of the dropped that have a dead letter; it is still read.
+// Version 2 does not have member, which is 0; it is written where no cursor belongs to a member. Version 1 does not have
+// buried either, the number of the dropped that have a dead letter; it is only read.
 //
 // Open messages without a failure have reason, delay_ms and due_ms 0. Everything below next that is not listed is done.
-const SnapshotVersion = 2
+const SnapshotVersion = 3
 
 const (
-	snapshotCursor = 6 + 5*8 + 4
+	snapshotCursor = 6 + 6*8 + 4
 	snapshotEntry  = 8 + 2 + 1 + 1 + 4 + 8 + 8
 )
 
 // AppendSnapshot appends the state that the committed records up to now have made. What is queued or proposed beyond it
 // does no harm: the snapshot may know of more deliveries than are on record, nothing else.
 func (b *Book) AppendSnapshot(dst []byte, now time.Duration, wallMs uint64) []byte {
-	dst = append(dst, SnapshotVersion)
+	all := b.Cursors()
+	version := byte(2)
+	if slices.ContainsFunc(all, func(c *Cursor) bool { return c.key.Member != 0 }) {
+		version = SnapshotVersion
+	}
+	dst = append(dst, version)
 	count := len(dst)
 	dst = binary.BigEndian.AppendUint32(dst, 0)
 	n := uint32(0)
-	for _, c := range b.sorted {
+	for _, c := range all {
 		if !c.begun {
 			continue
 		}
@@ -38,6 +45,9 @@ func (b *Book) AppendSnapshot(dst []byte, now time.Duration, wallMs uint64) []by
 		dst = binary.BigEndian.AppendUint16(dst, c.key.Group)
 		dst = binary.BigEndian.AppendUint16(dst, c.key.Topic)
 		dst = binary.BigEndian.AppendUint16(dst, c.key.Partition)
+		if version > 2 {
+			dst = binary.BigEndian.AppendUint64(dst, c.key.Member)
+		}
 		dst = binary.BigEndian.AppendUint64(dst, uint64(c.start))
 		dst = binary.BigEndian.AppendUint64(dst, uint64(c.next))
 		dst = binary.BigEndian.AppendUint64(dst, c.total.Acked)
@@ -92,6 +102,8 @@ func (b *Book) Load(data []byte) error {
 	size := snapshotCursor
 	switch version {
 	case 1:
+		size -= 16
+	case 2:
 		size -= 8
 	case SnapshotVersion:
 	default:
@@ -104,7 +116,12 @@ func (b *Book) Load(data []byte) error {
 		if len(data) < size {
 			return fmt.Errorf("%w: snapshot ends within cursor %d of %d", ErrRecord, i+1, n)
 		}
-		k := Key{binary.BigEndian.Uint16(data), binary.BigEndian.Uint16(data[2:]), binary.BigEndian.Uint16(data[4:])}
+		k := Key{Group: binary.BigEndian.Uint16(data), Topic: binary.BigEndian.Uint16(data[2:]), Partition: binary.BigEndian.Uint16(data[4:])}
+		data = data[6:]
+		if version > 2 {
+			k.Member = binary.BigEndian.Uint64(data)
+			data = data[8:]
+		}
 		if i > 0 && prev.Compare(k) >= 0 {
 			return fmt.Errorf("%w: snapshot has %s out of order", ErrRecord, k)
 		}
@@ -114,7 +131,7 @@ func (b *Book) Load(data []byte) error {
 		}
 		c := b.insert(k)
 		var err error
-		if data, err = c.load(data[6:], version); err != nil {
+		if data, err = c.load(data, version); err != nil {
 			return fmt.Errorf("%w: snapshot of %s: %w", ErrRecord, k, err)
 		}
 	}
@@ -162,8 +179,7 @@ func (c *Cursor) load(data []byte, version byte) ([]byte, error) {
 		if e.state == parked {
 			e.delivery = DeliveryID(letters)
 		}
-		c.win.push(e)
-		c.counts[e.state]++
+		c.push(e)
 		data = data[snapshotEntry:]
 	}
 	return data, nil

@@ -33,6 +33,7 @@ type entry struct {
 // window is the ring of open messages, sorted by sequence, with holes for those that finished out of order.
 type window struct {
 	ring       []entry // its length is a power of two
+	marks      []mark  // one for each markPlaces of the ring
 	head, tail uint64  // positions count up; position p lies at p % len(ring)
 	live       int     // entries that are not done
 }
@@ -77,19 +78,25 @@ func (w *window) find(seq Sequence) (pos uint64, ok bool) {
 	return lo, lo < w.tail && w.at(lo).seq == seq
 }
 
+// open returns the position of the open entry of seq, if there is one.
+func (w *window) open(seq Sequence) (pos uint64, ok bool) {
+	if pos, ok = w.find(seq); ok {
+		ok = w.at(pos).state != done
+	}
+	return pos, ok
+}
+
 // get returns the open entry of seq, or nil.
 func (w *window) get(seq Sequence) *entry {
-	if pos, ok := w.find(seq); ok {
-		if e := w.at(pos); e.state != done {
-			return e
-		}
+	if pos, ok := w.open(seq); ok {
+		return w.at(pos)
 	}
 	return nil
 }
 
-// finish marks e done.
-func (w *window) finish(e *entry) {
-	e.state = done
+// finish marks the entry at pos, which is not leased any more, done.
+func (w *window) finish(pos uint64) {
+	w.at(pos).state = done
 	w.live--
 }
 
@@ -99,10 +106,11 @@ func (w *window) trim() {
 		w.head++
 	}
 	if n := int(w.tail - w.head); n >= 64 && w.live < n/2 {
+		clear(w.marks)
 		to := w.head
 		for p := w.head; p != w.tail; p++ {
 			if e := w.at(p); e.state != done {
-				*w.at(to) = *e
+				w.put(to, e)
 				to++
 			}
 		}
@@ -114,7 +122,7 @@ func (w *window) trim() {
 func (w *window) shrink() {
 	switch n := int(w.tail - w.head); {
 	case n == 0:
-		w.ring = nil
+		w.ring, w.marks = nil, nil
 	case len(w.ring) > 256 && n < len(w.ring)/8:
 		w.resize(len(w.ring) / 4)
 	}
@@ -122,13 +130,21 @@ func (w *window) shrink() {
 
 // resize moves the entries to a ring of n, a power of two that holds them.
 func (w *window) resize(n int) {
-	ring := make([]entry, n)
-	k := uint64(0)
-	for p := w.head; p != w.tail; p++ {
-		ring[k] = *w.at(p)
-		k++
+	old := *w
+	w.ring, w.marks = make([]entry, n), make([]mark, max(1, n/markPlaces))
+	w.head, w.tail = 0, 0
+	for p := old.head; p != old.tail; p++ {
+		w.put(w.tail, old.at(p))
+		w.tail++
 	}
-	w.ring, w.head, w.tail = ring, 0, k
+}
+
+// put copies an entry to a place of the ring.
+func (w *window) put(pos uint64, e *entry) {
+	*w.at(pos) = *e
+	if e.state == leased {
+		w.lease(pos)
+	}
 }
 
 // reset empties the window.
