@@ -10,13 +10,14 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/net/peer"
 )
 
 // Config holds every key of the configuration, in the units that the keys' names end with. It does not change after
@@ -44,6 +45,13 @@ type Config struct {
 
 	AuthTokenDigests []string
 	PeerSecretFile   string
+
+	LeaseHeartbeatMs     int64
+	LeaseMs              int64
+	QuorumTimeoutMs      int64
+	FollowerSoftGapMs    int64
+	FollowerSoftGapBytes int64
+	FollowerHardGapMs    int64
 
 	Shards           int
 	IOBackend        string
@@ -82,6 +90,12 @@ func Default() Config {
 		MetadataSnapshotRecords: e.MetadataSnapshotRecords,
 		MetricsEnabled:          true,
 		LogLevel:                "info",
+		LeaseHeartbeatMs:        replica.DefaultHeartbeat.Milliseconds(),
+		LeaseMs:                 replica.DefaultLease.Milliseconds(),
+		QuorumTimeoutMs:         replica.DefaultQuorumTimeout.Milliseconds(),
+		FollowerSoftGapMs:       replica.DefaultSoftGap.Milliseconds(),
+		FollowerSoftGapBytes:    replica.DefaultSoftGapBytes,
+		FollowerHardGapMs:       replica.DefaultHardGap.Milliseconds(),
 		IOBackend:               e.IOBackend,
 		EventLoops:              1,
 		JournalFileBytes:        e.JournalFileBytes,
@@ -97,7 +111,8 @@ type setting struct {
 }
 
 // settings lists every key. The first 18 are the specification's. Of the others, auth_token_digests and peer_secret_file
-// are there from the start; shards must be chosen before there is data; io_backend rules io_uring out where it misbehaves;
+// are there from the start; the lease_, quorum_ and follower_ keys are for networks and disks that are slower or quicker
+// than those that the defaults were chosen for; shards must be chosen before there is data; io_backend rules io_uring out where it misbehaves;
 // event_loops is for machines with more than two cores; the last three trade memory and disk space for longer bursts, and
 // keep tests small.
 var settings = []setting{
@@ -122,6 +137,12 @@ var settings = []setting{
 
 	{"auth_token_digests", "SHA-256 of each token that clients may use, in hex (mortarmq hash-token); none = any token, on loopback only", func(c *Config) any { return &c.AuthTokenDigests }},
 	{"peer_secret_file", "file with the secret that the nodes share", func(c *Config) any { return &c.PeerSecretFile }},
+	{"lease_heartbeat_ms", "time between two renewals of the leader's lease", func(c *Config) any { return &c.LeaseHeartbeatMs }},
+	{"lease_ms", "time without a renewal after which another node may lead", func(c *Config) any { return &c.LeaseMs }},
+	{"quorum_timeout_ms", "time that a publish may wait for a majority until the cluster is read-only", func(c *Config) any { return &c.QuorumTimeoutMs }},
+	{"follower_soft_gap_ms", "time that a follower may be behind without a warning", func(c *Config) any { return &c.FollowerSoftGapMs }},
+	{"follower_soft_gap_bytes", "bytes that a follower may be behind without a warning", func(c *Config) any { return &c.FollowerSoftGapBytes }},
+	{"follower_hard_gap_ms", "time without any follower after which writes are told so", func(c *Config) any { return &c.FollowerHardGapMs }},
 	{"shards", "number of journals, fixed when the data directory is created; 0 = default", func(c *Config) any { return &c.Shards }},
 	{"io_backend", "auto, uring or pread", func(c *Config) any { return &c.IOBackend }},
 	{"event_loops", "event loops of the client port", func(c *Config) any { return &c.EventLoops }},
@@ -134,7 +155,7 @@ var settings = []setting{
 const commentKey = "_comment"
 
 func (s *setting) flag() string     { return strings.ReplaceAll(s.key, "_", "-") }
-func (s *setting) variable() string { return "MORTAR_" + strings.ToUpper(s.key) }
+func (s *setting) variable() string { return variablePrefix + strings.ToUpper(s.key) }
 
 // parseFile reads a configuration file over c. It reports every problem at once.
 func (c *Config) parseFile(text []byte) error {
@@ -203,10 +224,7 @@ func syntaxError(text []byte, err error) error {
 }
 
 func unknownKey(key string) error {
-	keys := make([]string, len(settings))
-	for i := range settings {
-		keys[i] = settings[i].key
-	}
+	keys := settingKeys()
 	if near := nearest(key, keys); near != "" {
 		return fmt.Errorf("unknown key: %s (did you mean %s?)", key, near)
 	}
@@ -337,11 +355,12 @@ func (c *Config) Validate() error {
 	check(len(c.AuthTokenDigests) > 0 || isLoopback(c.ListenClient) || checkAddr(c.ListenClient) != nil,
 		"listen_client is %q, which others can reach, and auth_token_digests is empty, so anybody could use the broker: "+
 			"add a digest (mortarmq hash-token prints it) or listen on 127.0.0.1", c.ListenClient)
-	errs = append(errs, c.unsupported()...)
+	errs = append(errs, c.checkCluster()...)
 	options := c.engineOptions(nil)
 	if err := options.Validate(); err != nil {
 		errs = append(errs, err)
 	}
+	errs = append(errs, c.unsupported()...)
 	return errors.Join(errs...)
 }
 
@@ -352,12 +371,6 @@ func (c *Config) unsupported() []error {
 	var errs []error
 	if len(c.Peers) > 0 {
 		errs = append(errs, errors.New("peers is set, but this version runs single nodes only: leave peers out"))
-	}
-	if len(c.LeaderPriority) > 0 {
-		errs = append(errs, errors.New("leader_priority is set, but this version runs single nodes only: leave it out"))
-	}
-	if c.PeerSecretFile != "" {
-		errs = append(errs, errors.New("peer_secret_file is set, but this version runs single nodes only: leave it out"))
 	}
 	if c.ListenWS != off && c.ListenWS != "" {
 		errs = append(errs, fmt.Errorf("listen_ws is %q, but this version does not serve WebSocket: set it to off", c.ListenWS))
@@ -414,17 +427,7 @@ func checkAddr(addr string) error {
 }
 
 // isLoopback reports whether only this machine can reach addr. Names other than localhost are not resolved.
-func isLoopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return false
-	}
-	if host == "localhost" {
-		return true
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.IsLoopback()
-}
+func isLoopback(addr string) bool { return peer.Loopback(addr) }
 
 func parseLevel(text string) (slog.Level, error) {
 	switch text {

@@ -12,15 +12,12 @@ import (
 	"testing"
 )
 
-func env(pairs ...string) func(string) (string, bool) {
-	return func(name string) (string, bool) {
-		for i := 0; i < len(pairs); i += 2 {
-			if pairs[i] == name {
-				return pairs[i+1], true
-			}
-		}
-		return "", false
+func env(pairs ...string) []string {
+	environ := []string{"HOME=/root", "MORTAR_SERVER=localhost:7188"}
+	for i := 0; i < len(pairs); i += 2 {
+		environ = append(environ, pairs[i]+"="+pairs[i+1])
 	}
+	return environ
 }
 
 func configFile(t *testing.T, text string) string {
@@ -271,5 +268,32 @@ func TestLockDir_SecondBrokerIsToldWhoHoldsIt(t *testing.T) {
 	_ = again.unlock()
 	if _, err := lockDir("/proc/nowhere"); err == nil || !strings.Contains(err.Error(), "data_dir") {
 		t.Errorf("an impossible directory: %v", err)
+	}
+}
+
+func TestParse_VariablesThatNothingReads(t *testing.T) {
+	for _, c := range []struct{ name, suggestion string }{
+		{"MORTAR_DATADIR", "MORTAR_DATA_DIR"},
+		{"MORTAR_LISTEN_CLIENTS", "MORTAR_LISTEN_CLIENT"},
+		{"MORTAR_LOGLEVEL", "MORTAR_LOG_LEVEL"},
+		{"MORTAR_data_dir", "MORTAR_DATA_DIR"},
+	} {
+		_, err := parse(nil, env(c.name, "x"), os.Stderr)
+		if err == nil || !strings.Contains(err.Error(), c.name) || !strings.Contains(err.Error(), c.suggestion+"?") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	service := []string{"MORTAR_SERVICE_HOST", "MORTAR_SERVICE_PORT", "MORTAR_SERVICE_PORT_CLIENT", "MORTAR_SERVICE_PORT_ADMIN", "MORTAR_PORT",
+		"MORTAR_PORT_7188_TCP", "MORTAR_PORT_7188_TCP_PROTO", "MORTAR_PORT_7188_TCP_PORT", "MORTAR_PORT_7188_TCP_ADDR"}
+	pairs := []string{"MORTARMQ_X", "not ours"}
+	for _, name := range service {
+		pairs = append(pairs, name, "x")
+	}
+	inv, err := parse(nil, env(pairs...), os.Stderr)
+	if err != nil {
+		t.Fatalf("a service of Kubernetes: %v", err)
+	}
+	if len(inv.warnings) != len(service) || !strings.Contains(inv.warnings[0], service[0]) {
+		t.Errorf("warnings %q", inv.warnings)
 	}
 }

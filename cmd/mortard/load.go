@@ -17,6 +17,7 @@ type invocation struct {
 	check     bool
 	version   bool
 	readyFile string
+	warnings  []string // what is odd and may still be meant
 }
 
 // usageError is a mistake in the arguments or the configuration.
@@ -32,9 +33,9 @@ type override struct {
 	from    string
 }
 
-// parse puts the configuration together: defaults, file, variables, flags, each stronger than the one before. --help
-// writes to help and returns flag.ErrHelp.
-func parse(args []string, lookup func(string) (string, bool), help io.Writer) (*invocation, error) {
+// parse puts the configuration together: defaults, file, variables, flags, each stronger than the one before. environ holds
+// the variables as "NAME=value". --help writes to help and returns flag.ErrHelp.
+func parse(args, environ []string, help io.Writer) (*invocation, error) {
 	inv := &invocation{config: Default()}
 	var fromFlags []override
 	flags := flag.NewFlagSet("mortard", flag.ContinueOnError)
@@ -68,16 +69,16 @@ func parse(args []string, lookup func(string) (string, bool), help io.Writer) (*
 		return inv, nil // told whatever the configuration is like
 	}
 	if inv.file == "" {
-		inv.file, _ = lookup("MORTAR_CONFIG")
+		inv.file, _ = lookup(environ, configVariable)
 	}
-	if err := inv.load(fromFlags, lookup); err != nil {
+	if err := inv.load(fromFlags, environ); err != nil {
 		return nil, &usageError{err}
 	}
 	return inv, nil
 }
 
-func (inv *invocation) load(fromFlags []override, lookup func(string) (string, bool)) error {
-	var errs []error
+func (inv *invocation) load(fromFlags []override, environ []string) error {
+	errs := inv.checkVariables(environ)
 	c := &inv.config
 	if inv.file != "" {
 		text, err := os.ReadFile(inv.file)
@@ -90,7 +91,7 @@ func (inv *invocation) load(fromFlags []override, lookup func(string) (string, b
 	}
 	var overrides []override
 	for i := range settings {
-		if text, ok := lookup(settings[i].variable()); ok {
+		if text, ok := lookup(environ, settings[i].variable()); ok {
 			overrides = append(overrides, override{&settings[i], text, settings[i].variable()})
 		}
 	}
@@ -112,6 +113,56 @@ func (inv *invocation) load(fromFlags []override, lookup func(string) (string, b
 		errs = append(errs, c.Validate())
 	}
 	return errors.Join(errs...)
+}
+
+// Variables that are no settings. The last three are the command line's.
+const (
+	variablePrefix = "MORTAR_"
+	configVariable = variablePrefix + "CONFIG"
+)
+
+var otherVariables = []string{configVariable, "MORTAR_SERVER", "MORTAR_ADMIN", "MORTAR_TOKEN"}
+
+// lookup returns the last value of a variable.
+func lookup(environ []string, name string) (value string, ok bool) {
+	for _, pair := range environ {
+		if text, found := strings.CutPrefix(pair, name+"="); found {
+			value, ok = text, true
+		}
+	}
+	return value, ok
+}
+
+// checkVariables finds MORTAR_ variables that nothing reads. One that is nearly a setting is a mistake, which would have the
+// broker run with something else than what was meant; others may be somebody else's (Kubernetes sets MORTAR_PORT for a
+// service called mortar) and are only warned of.
+func (inv *invocation) checkVariables(environ []string) []error {
+	known := slices.Clone(otherVariables)
+	for i := range settings {
+		known = append(known, settings[i].variable())
+	}
+	var errs []error
+	for _, pair := range environ {
+		name, _, _ := strings.Cut(pair, "=")
+		rest, ours := strings.CutPrefix(name, variablePrefix)
+		if !ours || slices.Contains(known, name) {
+			continue
+		}
+		if near := nearest(rest, settingKeys()); near != "" {
+			errs = append(errs, fmt.Errorf("unknown variable: %s (did you mean %s%s?)", name, variablePrefix, strings.ToUpper(near)))
+			continue
+		}
+		inv.warnings = append(inv.warnings, fmt.Sprintf("nothing reads the variable %s: mortard --help lists the settings", name))
+	}
+	return errs
+}
+
+func settingKeys() []string {
+	keys := make([]string, len(settings))
+	for i := range settings {
+		keys[i] = settings[i].key
+	}
+	return keys
 }
 
 // suggestFlag adds the flag that was probably meant.

@@ -34,7 +34,7 @@ func main() {
 
 // run is the whole program; it returns when the context has ended and everything is closed.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	inv, err := parse(args, os.LookupEnv, stdout)
+	inv, err := parse(args, os.Environ(), stdout)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		return nil
@@ -44,6 +44,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := io.WriteString(stdout, versionText())
 		return err
 	case inv.check:
+		for _, text := range inv.warnings {
+			fmt.Fprintf(stderr, "mortard: %s\n", text)
+		}
 		_, err := fmt.Fprintf(stdout, "the configuration is valid: clients at %s, admin at %s, data in %s\n",
 			inv.config.ListenClient, inv.config.ListenAdmin, inv.config.DataDir)
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-const patience = 30 * time.Second
+const patience = 60 * time.Second
 
 // syncBuffer collects what several goroutines write.
 type syncBuffer struct {
@@ -206,7 +206,7 @@ func TestRun_VersionNamesTheBackend(t *testing.T) {
 	if err := run(context.Background(), []string{"--version"}, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"mortard ", "io backend: ", "go1."} {
+	for _, part := range []string{"mortard ", "commit: ", "io backend: ", "go1."} {
 		if !strings.Contains(out.String(), part) {
 			t.Errorf("%q is missing in %q", part, out.String())
 		}

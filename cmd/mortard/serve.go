@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
+	"github.com/mortarmq/mortarmq/internal/version"
 	"github.com/mortarmq/mortarmq/net/admin"
 	"github.com/mortarmq/mortarmq/net/client"
 	"github.com/mortarmq/mortarmq/ring"
@@ -46,6 +47,9 @@ func serve(ctx context.Context, inv *invocation, stdout, stderr io.Writer) error
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level}))
+	for _, text := range inv.warnings {
+		log.Warn(text)
+	}
 	b := &broker{config: &inv.config, log: log, source: newSource(&inv.config)}
 	err = b.start(ctx)
 	if err == nil {
@@ -54,6 +58,7 @@ func serve(ctx context.Context, inv *invocation, stdout, stderr io.Writer) error
 	if err == nil {
 		<-ctx.Done()
 		log.Info("stopping", "reason", context.Cause(ctx))
+		b.notify(stateStopping)
 	}
 	return errors.Join(err, b.stop())
 }
@@ -80,7 +85,7 @@ func (b *broker) start(ctx context.Context) error {
 		b.log.Debug("timers stay as precise as they are", "error", err)
 	}
 	setProcs(c.Shards)
-	b.log.Info("starting", "version", buildVersion(), "data_dir", c.DataDir, "pid", os.Getpid())
+	b.log.Info("starting", "version", version.Name(), "commit", version.Commit(), "data_dir", c.DataDir, "pid", os.Getpid())
 	if c.ListenAdmin != off {
 		if !isLoopback(c.ListenAdmin) {
 			b.log.Warn("the admin port has no authentication and others can reach it", "listen_admin", c.ListenAdmin)
@@ -137,6 +142,7 @@ func (b *broker) announce(stdout io.Writer, path string) error {
 	if _, err := fmt.Fprintf(stdout, "mortard ready: client=%s admin=%s\n", r.Client, r.Admin); err != nil {
 		return err
 	}
+	b.notify(stateReady)
 	if path == "" {
 		return nil
 	}
@@ -157,6 +163,13 @@ func (b *broker) announce(stdout io.Writer, path string) error {
 		return fmt.Errorf("ready file: %w", errors.Join(err, os.Remove(tmp.Name())))
 	}
 	return nil
+}
+
+// notify is notify whose failure does not matter to the broker.
+func (b *broker) notify(state string) {
+	if err := notify(state); err != nil {
+		b.log.Warn("the service manager can't be told", "error", err)
+	}
 }
 
 // stop ends what start has begun, clients first, and gives the data directory free last.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
+	"github.com/mortarmq/mortarmq/internal/version"
 	"github.com/mortarmq/mortarmq/net/admin"
 	"github.com/mortarmq/mortarmq/net/client"
 	"github.com/mortarmq/mortarmq/ring"
@@ -24,7 +25,7 @@ type source struct {
 }
 
 func newSource(c *Config) *source {
-	return &source{nodeID: c.NodeID, version: buildVersion(), began: time.Now()}
+	return &source{nodeID: c.NodeID, version: version.Name(), began: time.Now()}
 }
 
 // Healthy implements admin.Source.

@@ -9,10 +9,11 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/mortarmq/mortarmq/internal/version"
 )
 
 // maxTokenLen is how long a token may be on the wire, in bytes.
@@ -68,35 +69,11 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version of this program: version, commit, go",
 		Args:  cobra.NoArgs,
 	}
-	c.RunE = does(func(context.Context, []string) error { return printRow(a, buildVersion()) })
+	c.RunE = does(func(context.Context, []string) error { return printRow(a, versionRow{version.Name(), version.Commit(), runtime.Version()}) })
 	return c
 }
 
-// version is set by release builds with -X; otherwise it is what Go recorded about the module.
-var version = ""
-
-// buildVersion tells what was built.
-func buildVersion() versionRow {
-	v := versionRow{Version: "(devel)", Commit: "unknown", Go: runtime.Version()}
-	info, ok := debug.ReadBuildInfo()
-	if version != "" {
-		v.Version = version
-	}
-	if !ok {
-		return v
-	}
-	if info.Main.Version != "" && version == "" {
-		v.Version = info.Main.Version
-	}
-	for _, s := range info.Settings {
-		switch s.Key {
-		case "vcs.revision":
-			v.Commit = s.Value
-		case "vcs.modified":
-			if s.Value == "true" {
-				v.Commit += "+changes"
-			}
-		}
-	}
-	return v
+// versionText is what --version prints.
+func versionText() string {
+	return fmt.Sprintf("mortarmq %s\ncommit: %s\n%s %s/%s\n", version.Name(), version.Commit(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/mortarmq/mortarmq/client"
+	"github.com/mortarmq/mortarmq/internal/version"
 )
 
 // app is one invocation: its streams and the global flags.
@@ -68,11 +69,13 @@ Results go to standard output: tab-separated without a header, or JSON with --js
 
 Exit codes: 0 done, 2 bad arguments, 3 the broker can't be reached, 4 the broker refused,
 1 anything that went wrong on this machine (a file, the output, an interrupt, damage found by dump).`,
+		Version:       version.Name(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		RunE:          needsCommand,
 	}
+	root.SetVersionTemplate(versionText())
 	f := root.PersistentFlags()
 	f.StringVar(&a.server, "server", envOr(envServer, defaultServer), "broker's client address, host:port; several separated by commas (env "+envServer+")")
 	f.StringVar(&a.admin, "admin", envOr(envAdmin, defaultAdmin), "broker's admin address, host:port (env "+envAdmin+")")

@@ -178,6 +178,15 @@ func TestVersion_PrintsThreeColumns(t *testing.T) {
 	}
 }
 
+func TestVersion_FlagSaysTheSame(t *testing.T) {
+	r := mortarmq(t, "", "--version")
+	for _, part := range []string{"mortarmq ", "commit: ", "go1."} {
+		if r.code != exitDone || !strings.Contains(r.stdout, part) {
+			t.Errorf("exit code %d, no %q in %q", r.code, part, r.stdout)
+		}
+	}
+}
+
 // failingWriter refuses everything, like a full disk.
 type failingWriter struct{}
 

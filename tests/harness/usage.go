@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -103,4 +104,16 @@ func (d *Daemon) Fetch(path string, w io.Writer) error {
 	}
 	_, err = io.Copy(w, resp.Body)
 	return err
+}
+
+// FetchJSON gets a path of the admin listener and decodes the JSON that it answers with into v.
+func (d *Daemon) FetchJSON(path string, v any) error {
+	body, err := d.get(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("GET %s: %w", path, err)
+	}
+	return nil
 }

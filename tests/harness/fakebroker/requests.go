@@ -17,8 +17,10 @@ func (b *Broker) handle(c *conn, op protocol.Op, payload []byte) bool {
 	}
 	var err error
 	switch op {
-	case protocol.OpConnect, protocol.OpPing, protocol.OpHeartbeat:
+	case protocol.OpConnect, protocol.OpPing:
 		c.send(protocol.AppendOKEmpty(nil, op))
+	case protocol.OpHeartbeat:
+		err = b.heartbeat(c, payload)
 	case protocol.OpDeclare:
 		err = b.declare(c, payload)
 	case protocol.OpPub:
@@ -268,6 +270,19 @@ func (b *Broker) nack(c *conn, payload []byte) error {
 func (c *cursor) finish(seq uint64) {
 	delete(c.inFlight, seq)
 	c.done[seq] = struct{}{}
+}
+
+// heartbeat has no sessions to renew; LEAVE gives the group free for the next member.
+func (b *Broker) heartbeat(c *conn, payload []byte) error {
+	var req protocol.Heartbeat
+	if err := req.Decode(payload); err != nil {
+		return err
+	}
+	if req.State == protocol.MemberLeave {
+		c.leave()
+	}
+	c.send(protocol.AppendOKEmpty(nil, protocol.OpHeartbeat))
+	return nil
 }
 
 func (b *Broker) credit(c *conn, payload []byte) error {
