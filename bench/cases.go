@@ -1,14 +1,12 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path/filepath"
+	"slices"
+	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -20,203 +18,231 @@ const (
 	// pipelineWindow is the number of outstanding publishes of the pipelined runs.
 	pipelineWindow = 256
 	manyProducers  = 16
-	manyPartitions = 1000
 	// fewPartitions is the broker's default partition count.
 	fewPartitions = 4
-	// catchupSize is the value size of the catch-up runs.
+	// catchupSize is the value size of the catch-up runs, restartSize that of the restart runs.
 	catchupSize = 1 << 10
+	restartSize = 16 << 10
+	// clusterSyncSize is the value size of the cluster runs with one outstanding.
+	clusterSyncSize = 1 << 10
 	// A consumer that is to be fast asks for a large credit window; 64 MiB is the largest.
 	largeCreditCount = 16384
 	largeCreditBytes = 64 << 20
+	// fillTimes bounds the filling before a catch-up run, in durations: a peer that flushes each message would take hours.
+	fillTimes = 10
 )
 
-// benchCase is one measurement of one round.
+// machineName is the System of samples that measure no broker.
+const machineName = "machine"
+
+// benchCase is one measurement of one round. Either load runs on a target, or alone does everything itself.
 type benchCase struct {
-	workload string
-	size     int // value size, or the block size of a disk limit
-	run      func(ctx context.Context, r *runner, s *Sample) error
+	workload, variant, system string
+	durable                   bool
+	size                      int // value size, or the block size of a disk limit
+	target                    *target
+	load                      func(ctx context.Context, r *runner, s *Sample, srv server) error
+	alone                     func(ctx context.Context, r *runner, s *Sample) error
+}
+
+func (c *benchCase) String() string {
+	name := c.workload + " " + sizeName(c.size)
+	if c.variant != "" {
+		name = c.workload + " (" + c.variant + ") " + sizeName(c.size)
+	}
+	return name + " " + c.system
+}
+
+type loadFunc = func(ctx context.Context, r *runner, s *Sample, srv server) error
+
+// caseList builds the cases of a round.
+type caseList struct {
+	cfg  *Config
+	list []benchCase
+}
+
+func (l *caseList) machine(workload string, size int, run func(context.Context, *runner, *Sample) error) {
+	l.list = append(l.list, benchCase{workload: workload, system: machineName, size: size, alone: run})
+}
+
+// each adds a case per target: A, B, C, so that what is compared is measured within seconds.
+func (l *caseList) each(targets []*target, workload, variant string, size int, load loadFunc) {
+	for _, t := range targets {
+		l.list = append(l.list, benchCase{workload: workload, variant: variant, system: t.name, durable: t.durable, size: size, target: t, load: load})
+	}
 }
 
 // cases lists what a round measures, in order.
 func (c *Config) cases() []benchCase {
-	var list []benchCase
-	add := func(workload string, size int, run func(context.Context, *runner, *Sample) error) {
-		list = append(list, benchCase{workload, size, run})
-	}
+	l := &caseList{cfg: c}
+	single := c.targets(1)
+	only := single[:1] // mortard
 	for _, w := range Workloads {
-		if !contains(c.Workloads, w) {
+		if !slices.Contains(c.Workloads, w) {
 			continue
 		}
 		switch w {
 		case "raw":
-			c.addLimits(add)
-		case "catchup":
-			add("catchup", catchupSize, catchup)
-		case "restart":
-			add("restart", 16<<10, restart)
-		default:
+			l.limits()
+		case "publish":
 			for _, size := range c.Sizes {
-				switch w {
-				case "publish":
-					add("publish", size, publish(1, pipelineWindow, 1))
-				case "publish-sync":
-					add("publish-sync", size, publish(1, 1, 1))
-				case "producers":
-					add("producers", size, publish(manyProducers, pipelineWindow, manyProducers))
-				case "partitions":
-					add("partitions", size, publish(1, pipelineWindow, manyPartitions))
-				case "end-to-end":
-					add("end-to-end", size, endToEnd)
-				case "end-to-end-max":
-					add("end-to-end-max", size, endToEndMax)
+				l.each(single, w, "", size, publish(shape{1, pipelineWindow, 1}))
+			}
+		case "publish-sync":
+			for _, size := range c.OtherSizes {
+				l.each(single, w, "", size, publish(shape{1, 1, 1}))
+			}
+		case "producers":
+			for _, size := range c.OtherSizes {
+				l.each(single, w, "", size, publish(shape{manyProducers, pipelineWindow, manyProducers}))
+			}
+		case "partitions":
+			for _, size := range c.OtherSizes {
+				for _, n := range c.Partitions {
+					l.each(only, w, strconv.Itoa(n)+" partitions", size, publish(shape{1, pipelineWindow, n}))
 				}
 			}
+		case "end-to-end", "end-to-end-max":
+			load := endToEnd
+			if w == "end-to-end-max" {
+				load = endToEndMax
+			}
+			for _, size := range c.OtherSizes {
+				for _, n := range c.Members {
+					l.each(single, w, membersName(n), size, load(n))
+				}
+			}
+		case "catchup":
+			l.list = append(l.list, benchCase{workload: w, system: mortardName, durable: true, size: catchupSize, alone: catchup})
+			l.each(single[1:], w, "", catchupSize, peerCatchup)
+		case "restart":
+			for _, n := range c.RestartBytes {
+				l.list = append(l.list, benchCase{workload: w, variant: sizeName(int(n)), system: mortardName, durable: true, size: restartSize, alone: restart(n)})
+			}
+		case "cluster":
+			// Target after target: starting a cluster takes long.
+			for _, t := range c.targets(3) {
+				for _, size := range c.ClusterSizes {
+					l.each([]*target{t}, w, "pipelined", size, publish(shape{1, pipelineWindow, 1}))
+				}
+				l.each([]*target{t}, w, "one outstanding", clusterSyncSize, publish(shape{1, 1, 1}))
+			}
+		case "mixed":
+			l.list = append(l.list, benchCase{workload: w, system: mortardName, durable: true, size: mixedSize, alone: mixed})
 		}
 	}
-	return list
+	return l.list
 }
 
-func (c *Config) addLimits(add func(string, int, func(context.Context, *runner, *Sample) error)) {
+func membersName(n int) string {
+	if n == 1 {
+		return "1 member"
+	}
+	return strconv.Itoa(n) + " members"
+}
+
+func (l *caseList) limits() {
 	blocks := map[int]bool{}
-	for _, size := range c.Sizes {
+	sizes := slices.Concat(l.cfg.Sizes, l.cfg.OtherSizes)
+	slices.Sort(sizes)
+	for _, size := range slices.Compact(sizes) {
 		if b := journalBlock(size); !blocks[b] {
 			blocks[b] = true
-			add("disk", b, diskWrite)
+			l.machine("disk", b, diskWrite)
 		}
-		add("echo", size, echo)
+		l.machine("echo", size, echo("gnet"))
+		l.machine("echo-go", size, echo("go"))
 	}
-	add("disk", bandwidthBlock, diskWrite)
-	add("disk-read", bandwidthBlock, diskRead)
+	l.machine("disk", bandwidthBlock, diskWrite)
+	l.machine("disk-read", bandwidthBlock, diskRead)
 }
 
-func contains(list []string, s string) bool {
-	for _, l := range list {
-		if l == s {
-			return true
-		}
-	}
-	return false
+// stopRule says when producers end: after count messages each, after a time, whichever is first; or, where both matter,
+// whichever is last. 0 leaves one out.
+type stopRule struct {
+	count uint64
+	limit time.Duration
+	both  bool
 }
 
-// diskWrite measures the device with fio where it is installed, and through package ring in any case. The sample is
-// fio's figure if there is one.
-func diskWrite(ctx context.Context, r *runner, s *Sample) error {
-	path := filepath.Join(r.dir, "limit")
-	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
-		return err
+// runAll runs publishers side by side until they end by the rule.
+func runAll(pubs []publisher, rule stopRule) error {
+	end := now() + int64(rule.limit)
+	errs := make([]error, len(pubs))
+	var wg sync.WaitGroup
+	for i, p := range pubs {
+		count, before := rule.count, p.Completed()
+		var more func() bool
+		switch {
+		case rule.both:
+			count = 0
+			more = func() bool { return now() < end || p.Completed()-before < rule.count }
+		case rule.limit > 0:
+			more = func() bool { return now() < end }
+		}
+		wg.Go(func() { errs[i] = p.Run(count, more) })
 	}
-	own, err := ringWrite(path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/2)
-	if err != nil {
-		return err
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// rule returns when a pipelined run ends: mortard publishes a multiple of its journal's capacity, so that segments are
+// written at the rate that is measured. Peers, which have no such buffer, publish as much or for Duration. Where profiles
+// are taken the load lasts as long as they do.
+func (r *runner) rule(srv server, sh shape, size int) stopRule {
+	count := r.cfg.messagesFor(size)/uint64(sh.producers) + 1
+	switch {
+	case sh.window == 1 && r.cfg.Profile:
+		return stopRule{limit: r.cfg.profileTime()}
+	case sh.window == 1:
+		return stopRule{limit: r.cfg.Duration} // what one outstanding message fills in a reasonable time is no throughput
+	case len(srv.daemons()) == 0:
+		return stopRule{count: count, limit: r.cfg.Duration}
+	case r.cfg.Profile:
+		return stopRule{count: count, limit: r.cfg.profileTime(), both: true}
+	default:
+		return stopRule{count: count}
 	}
-	s.setLimit(own)
-	s.Values = map[string]float64{"ring_p50_us": own.Latency.P50, "ring_p99_us": own.Latency.P99, "ring_mb_per_s": own.MBps}
-	if _, err := exec.LookPath("fio"); err != nil {
+}
+
+// publish returns the case of producers that publish as fast as their windows allow.
+func publish(sh shape) loadFunc {
+	return func(ctx context.Context, r *runner, s *Sample, srv server) error {
+		if err := srv.create(ctx, sh); err != nil {
+			return err
+		}
+		pubs, err := srv.publishers(ctx, sh, s.Size, uint64(s.Round))
+		if err != nil {
+			return err
+		}
+		defer closeAll(pubs)
+		stop := context.AfterFunc(ctx, func() { closeAll(pubs) })
+		defer stop()
+		if r.cfg.Warmup > 0 {
+			if err := runAll(pubs, stopRule{limit: r.cfg.Warmup}); err != nil {
+				return err
+			}
+		}
+		for _, p := range pubs {
+			p.Latency().Reset()
+		}
+		completed := func() (n uint64) {
+			for _, p := range pubs {
+				n += p.Completed()
+			}
+			return n
+		}
+		if err := r.measure(srv, s, completed, func() error { return runAll(pubs, r.rule(srv, sh, s.Size)) }); err != nil {
+			return err
+		}
+		h := newHist()
+		for _, p := range pubs {
+			h.Merge(p.Latency())
+			s.Retried += p.Retries()
+		}
+		s.Latency = quantiles(h)
 		return nil
 	}
-	dev, err := fioWrite(ctx, path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/2)
-	if err != nil {
-		return err
-	}
-	s.setLimit(dev)
-	return nil
-}
-
-func diskRead(ctx context.Context, r *runner, s *Sample) error {
-	if _, err := exec.LookPath("fio"); err != nil {
-		return errSkipped
-	}
-	path := filepath.Join(r.dir, "limit")
-	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
-		return err
-	}
-	dev, err := fioRead(ctx, path, r.cfg.limitFileBytes, r.cfg.Duration/2)
-	if err != nil {
-		return err
-	}
-	s.setLimit(dev)
-	return nil
-}
-
-func echo(ctx context.Context, r *runner, s *Sample) error {
-	addr, stop, err := startEcho(ctx)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	frame := protocol.PubFrameLen(0, s.Size)
-	if _, err := echoLatency(ctx, addr, frame, r.cfg.Warmup+time.Millisecond); err != nil {
-		return err
-	}
-	s.Tool = "gnet"
-	s.Latency, err = echoLatency(ctx, addr, frame, r.cfg.Duration/2)
-	return err
-}
-
-// publish returns the case of so many producers, each on a connection of its own and using every partition in turn.
-func publish(producers, window, partitions int) func(context.Context, *runner, *Sample) error {
-	return func(ctx context.Context, r *runner, s *Sample) error {
-		return r.withBroker(ctx, s, func(d *harness.Daemon) error {
-			pubs, err := newPublishers(d.ClientAddr, producers, window, partitions, s.Size, uint64(s.Round))
-			if err != nil {
-				return err
-			}
-			defer closeAll(pubs)
-			stop := context.AfterFunc(ctx, func() { closeAll(pubs) })
-			defer stop()
-			if err := runAll(pubs, 0, r.cfg.Warmup); err != nil {
-				return err
-			}
-			for _, p := range pubs {
-				p.latency.Reset()
-			}
-			count, limit := r.cfg.messagesFor(s.Size)/uint64(producers)+1, time.Duration(0)
-			if window == 1 {
-				count, limit = 0, r.cfg.Duration // what one outstanding message fills in a reasonable time is no throughput
-			}
-			completed := func() (n uint64) {
-				for _, p := range pubs {
-					n += p.Completed()
-				}
-				return n
-			}
-			if err := r.measure(d, s, completed, func() error { return runAll(pubs, count, limit) }); err != nil {
-				return err
-			}
-			h := newHist()
-			for _, p := range pubs {
-				h.Merge(p.latency)
-				s.Retried += p.Retried
-			}
-			s.Latency = quantiles(h)
-			return nil
-		})
-	}
-}
-
-func newPublishers(addr string, producers, window, partitions, size int, seed uint64) ([]*Publisher, error) {
-	topic, err := declare(addr, partitions)
-	if err != nil {
-		return nil, err
-	}
-	parts := make([]uint16, partitions)
-	for i := range parts {
-		parts[i] = uint16(i)
-	}
-	var pubs []*Publisher
-	for i := range producers {
-		// Each producer starts the turn elsewhere.
-		at := i % partitions
-		turn := append(append([]uint16(nil), parts[at:]...), parts[:at]...)
-		p, err := NewPublisher(PublisherOptions{Addr: addr, TopicID: topic, Partitions: turn, ProducerID: uint64(i) + 1, ValueBytes: size,
-			Window: window, Seed: seed<<8 | uint64(i)})
-		if err != nil {
-			closeAll(pubs)
-			return nil, err
-		}
-		pubs = append(pubs, p)
-	}
-	return pubs, nil
 }
 
 func declare(addr string, partitions int) (topic uint16, err error) {
@@ -229,120 +255,151 @@ func declare(addr string, partitions int) (topic uint16, err error) {
 	return res.TopicID, err
 }
 
-func closeAll(pubs []*Publisher) {
-	for _, p := range pubs {
-		p.Close()
-	}
+// crowd is a group of consumers with one producer.
+type crowd struct {
+	pub     publisher
+	members []member
+	total   *Tally
 }
 
-// runAll runs publishers side by side, each for count messages or, with 0, until limit has passed.
-func runAll(pubs []*Publisher, count uint64, limit time.Duration) error {
-	var more func() bool
-	if count == 0 {
-		end := now() + int64(limit)
-		more = func() bool { return now() < end }
+// gather makes what an end-to-end case needs. The producer has a window of its own.
+func gather(ctx context.Context, s *Sample, srv server, members, window int, total *Tally) (*crowd, error) {
+	sh := shape{producers: 1, window: window, partitions: fewPartitions}
+	if err := srv.create(ctx, sh); err != nil {
+		return nil, err
 	}
-	errs := make([]error, len(pubs))
-	var wg sync.WaitGroup
-	for i, p := range pubs {
-		wg.Go(func() { errs[i] = p.Run(count, more) })
+	pubs, err := srv.publishers(ctx, sh, s.Size, uint64(s.Round))
+	if err != nil {
+		return nil, err
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	c := &crowd{pub: pubs[0], total: total}
+	if c.members, err = srv.members(ctx, members, sh, total, true); err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
 }
 
-// endToEnd publishes at a fixed rate to a group of one. Latency counts from the time a message was due until the answer to its ACK,
-// which says that the acknowledgement is durable; DeliverLatency until the message arrived, PublishLatency until the answer to its PUB.
-func endToEnd(ctx context.Context, r *runner, s *Sample) error {
-	return r.withBroker(ctx, s, func(d *harness.Daemon) error {
-		topic, err := declare(d.ClientAddr, fewPartitions)
-		if err != nil {
-			return err
-		}
-		warm, count := uint64(r.cfg.Rate*r.cfg.Warmup.Seconds()), uint64(r.cfg.Rate*r.cfg.Duration.Seconds())
-		pub, err := NewRatedPublisher(PublisherOptions{Addr: d.ClientAddr, TopicID: topic, Partitions: []uint16{0, 1, 2, 3}, ProducerID: 1,
-			ValueBytes: s.Size, Window: maxWindow, Seed: uint64(s.Round)}, r.cfg.Rate)
-		if err != nil {
-			return err
-		}
-		defer pub.Close()
-		con, err := NewConsumer(ConsumerOptions{Addr: d.ClientAddr, TopicID: topic, Partitions: fewPartitions, Group: "g",
-			CreditCount: largeCreditCount, CreditBytes: largeCreditBytes, Stamped: true, Warm: warm})
-		if err != nil {
-			return err
-		}
-		defer con.Close()
-		err = r.measure(d, s, func() uint64 { n, _ := con.Received(); return n }, func() error {
-			return both(ctx, func(ctx context.Context) error { return pub.Run(ctx, warm, count) },
-				func(ctx context.Context) error { return con.Run(ctx, warm+count) })
+func (c *crowd) close() {
+	closeAll(c.members)
+	_ = c.pub.Close() // its errors have shown in its runs
+}
+
+// run starts the members, waits until they share the partitions, and has load published and measured. It ends when the
+// group has received everything.
+func (c *crowd) run(ctx context.Context, r *runner, s *Sample, srv server, load func(ctx context.Context) error) error {
+	team, ctx := newTeam(ctx)
+	for _, m := range c.members {
+		team.start(func() error { return m.Run(ctx) })
+	}
+	err := srv.settled(ctx, c.members)
+	if err == nil {
+		err = r.measure(srv, s, c.total.received.Load, func() error {
+			team.start(func() error { return load(ctx) })
+			return team.wait()
 		})
-		if err != nil {
-			return err
-		}
-		s.Latency, s.DeliverLatency, s.PublishLatency = quantiles(con.ackedAt), quantiles(con.delivered), quantiles(pub.p.latency)
-		return nil
-	})
-}
-
-// endToEndMax publishes with a full window to a group of one that acknowledges every message.
-func endToEndMax(ctx context.Context, r *runner, s *Sample) error {
-	return r.withBroker(ctx, s, func(d *harness.Daemon) error {
-		pubs, err := newPublishers(d.ClientAddr, 1, pipelineWindow, fewPartitions, s.Size, uint64(s.Round))
-		if err != nil {
-			return err
-		}
-		defer closeAll(pubs)
-		con, err := NewConsumer(ConsumerOptions{Addr: d.ClientAddr, TopicID: pubs[0].opts.TopicID, Partitions: fewPartitions, Group: "g",
-			CreditCount: largeCreditCount, CreditBytes: largeCreditBytes, Stamped: true})
-		if err != nil {
-			return err
-		}
-		defer con.Close()
-		count := r.cfg.messagesFor(s.Size)
-		var published atomic.Int64
-		began := now()
-		err = r.measure(d, s, func() uint64 { n, _ := con.Received(); return n }, func() error {
-			return both(ctx, func(ctx context.Context) error {
-				stop := context.AfterFunc(ctx, func() { closeAll(pubs) })
-				defer stop()
-				err := pubs[0].Run(count, nil)
-				published.Store(now())
-				return err
-			}, func(ctx context.Context) error { return con.Run(ctx, count) })
-		})
-		if err != nil {
-			return err
-		}
-		s.Retried = pubs[0].Retried
-		s.Latency, s.DeliverLatency, s.PublishLatency = quantiles(con.ackedAt), quantiles(con.delivered), quantiles(pubs[0].latency)
-		s.Values = map[string]float64{"publish_msgs_per_s": float64(count) / (float64(published.Load()-began) / 1e9)}
-		return nil
-	})
-}
-
-// both runs two functions side by side; the error of one cancels the other.
-func both(ctx context.Context, a, b func(context.Context) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	errs := make(chan error, 2)
-	go func() { errs <- a(ctx) }()
-	go func() { errs <- b(ctx) }()
-	first := <-errs
-	if first != nil {
-		cancel()
 	}
-	return cmp.Or(first, <-errs) // a second error is a consequence of the first
+	if err != nil {
+		team.cancel()
+		return errors.Join(team.wait(), err)
+	}
+	acked, delivered := newHist(), newHist()
+	for _, m := range c.members {
+		d, a := m.Latencies()
+		delivered.Merge(d)
+		acked.Merge(a)
+	}
+	s.Latency, s.DeliverLatency, s.PublishLatency = quantiles(acked), quantiles(delivered), quantiles(c.pub.Latency())
+	return nil
+}
+
+// endToEnd publishes at a fixed rate to a group. Latency counts from the time a message was due until the answer to its ACK,
+// which says that the acknowledgement is durable, for systems that answer one; DeliverLatency until the message arrived,
+// PublishLatency until the publish was answered.
+func endToEnd(members int) loadFunc {
+	return func(ctx context.Context, r *runner, s *Sample, srv server) error {
+		d := r.cfg.Duration
+		if r.cfg.Profile {
+			d = r.cfg.profileTime()
+		}
+		warm, count := uint64(r.cfg.Rate*r.cfg.Warmup.Seconds()), uint64(r.cfg.Rate*d.Seconds())
+		c, err := gather(ctx, s, srv, members, maxWindow, NewTally(warm+count, warm))
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		return c.run(ctx, r, s, srv, func(ctx context.Context) error { return c.pub.RunRated(ctx, r.cfg.Rate, warm, count) })
+	}
+}
+
+// endToEndMax publishes with a full window to a group that acknowledges every message. It ends when everything was
+// received.
+func endToEndMax(members int) loadFunc {
+	return func(ctx context.Context, r *runner, s *Sample, srv server) error {
+		c, err := gather(ctx, s, srv, members, pipelineWindow, NewTally(unknownYet, 0))
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		return c.run(ctx, r, s, srv, func(ctx context.Context) error {
+			stop := context.AfterFunc(ctx, func() { c.pub.Close() })
+			defer stop()
+			began := now()
+			err := runAll([]publisher{c.pub}, r.rule(srv, shape{1, pipelineWindow, fewPartitions}, s.Size))
+			n := c.pub.Completed()
+			c.total.want.Store(n)
+			s.Retried = c.pub.Retries()
+			s.Values = map[string]float64{"publish_msgs_per_s": float64(n) / (float64(now()-began) / 1e9)}
+			return err
+		})
+	}
+}
+
+// peerCatchup stores messages in a peer and reads them; what was written a moment ago is in its own or the page cache.
+func peerCatchup(ctx context.Context, r *runner, s *Sample, srv server) error {
+	sh := shape{producers: 1, window: pipelineWindow, partitions: fewPartitions}
+	if err := srv.create(ctx, sh); err != nil {
+		return err
+	}
+	pubs, err := srv.publishers(ctx, sh, s.Size, uint64(s.Round))
+	if err != nil {
+		return err
+	}
+	defer closeAll(pubs)
+	stop := context.AfterFunc(ctx, func() { closeAll(pubs) })
+	defer stop()
+	if err := runAll(pubs, stopRule{count: uint64(r.cfg.CatchupMessages), limit: fillTimes * r.cfg.Duration}); err != nil {
+		return err
+	}
+	if err := readAll(ctx, r, s, srv, sh, pubs[0].Completed()); err != nil {
+		return err
+	}
+	s.Values = map[string]float64{"warm_mb_per_s": s.MBPerSec, "warm_msgs_per_s": s.MsgsPerSec}
+	return nil
+}
+
+// readAll measures how fast one member reads count stored messages.
+func readAll(ctx context.Context, r *runner, s *Sample, srv server, sh shape, count uint64) error {
+	total := NewTally(count, 0)
+	members, err := srv.members(ctx, 1, sh, total, false)
+	if err != nil {
+		return err
+	}
+	defer closeAll(members)
+	return r.measure(srv, s, total.received.Load, func() error { return members[0].Run(ctx) })
 }
 
 // catchup stores messages, restarts the broker, and reads them from a warm and then from a cold page cache. The sample is the
 // warm read; the cold one and the restarts are in Values.
 func catchup(ctx context.Context, r *runner, s *Sample) error {
 	count := uint64(r.cfg.CatchupMessages)
-	err := r.withBroker(ctx, s, func(d *harness.Daemon) error { return fillTopic(ctx, d, s, count) })
+	sh := shape{producers: 1, window: pipelineWindow, partitions: fewPartitions}
+	err := r.withBroker(ctx, s, func(m *mortardServer) error { return fillTopic(ctx, m, sh, s, count) })
 	if err != nil {
 		return err
 	}
-	s.Values = map[string]float64{}
+	values := map[string]float64{}
+	warm := *s
 	for _, state := range []string{"warm", "cold"} {
 		prepare := fillCache
 		if state == "cold" {
@@ -352,73 +409,78 @@ func catchup(ctx context.Context, r *runner, s *Sample) error {
 		if err := prepare(r.dataDir()); err != nil {
 			return err
 		}
-		pass := Sample{Workload: s.Workload, Size: s.Size, Round: s.Round, keepData: true}
-		err := r.withBroker(ctx, &pass, func(d *harness.Daemon) error { return readTopic(ctx, r, d, &pass, state, count) })
+		pass := Sample{Workload: s.Workload, Variant: state, System: s.System, Size: s.Size, Round: s.Round}
+		err := r.withBroker(ctx, &pass, func(m *mortardServer) error {
+			m.group = state // the second group begins at the beginning, too
+			if err := m.create(ctx, sh); err != nil {
+				return err
+			}
+			return readAll(ctx, r, &pass, m, sh, count)
+		})
 		if err != nil {
 			return fmt.Errorf("%s: %w", state, err)
 		}
-		s.Values[state+"_mb_per_s"] = pass.MBPerSec
-		s.Values[state+"_msgs_per_s"] = pass.MsgsPerSec
-		s.Values[state+"_restart_s"] = pass.StartSeconds
+		values[state+"_mb_per_s"] = pass.MBPerSec
+		values[state+"_msgs_per_s"] = pass.MsgsPerSec
+		values[state+"_restart_s"] = pass.StartSeconds
 		if state == "warm" {
-			pass.Values = s.Values
-			*s = pass
+			warm = pass
 		}
 	}
+	warm.Variant, warm.Values = s.Variant, values
+	*s = warm
 	return nil
 }
 
-func fillTopic(ctx context.Context, d *harness.Daemon, s *Sample, count uint64) error {
-	pubs, err := newPublishers(d.ClientAddr, 1, pipelineWindow, fewPartitions, s.Size, uint64(s.Round))
+func fillTopic(ctx context.Context, m *mortardServer, sh shape, s *Sample, count uint64) error {
+	if err := m.create(ctx, sh); err != nil {
+		return err
+	}
+	pubs, err := m.publishers(ctx, sh, s.Size, uint64(s.Round))
 	if err != nil {
 		return err
 	}
 	defer closeAll(pubs)
 	stop := context.AfterFunc(ctx, func() { closeAll(pubs) })
 	defer stop()
-	s.keepData = true
-	return runAll(pubs, count, 0)
+	return runAll(pubs, stopRule{count: count})
 }
 
-func readTopic(ctx context.Context, r *runner, d *harness.Daemon, s *Sample, group string, count uint64) error {
-	topic, err := declare(d.ClientAddr, fewPartitions)
-	if err != nil {
-		return err
-	}
-	con, err := NewConsumer(ConsumerOptions{Addr: d.ClientAddr, TopicID: topic, Partitions: fewPartitions, Group: group,
-		CreditCount: 65535, CreditBytes: largeCreditBytes, Ack: AckBatch})
-	if err != nil {
-		return err
-	}
-	defer con.Close()
-	return r.measure(d, s, func() uint64 { n, _ := con.Received(); return n }, func() error { return con.Run(ctx, count) })
-}
-
-// restart measures how long an empty broker takes to start, then stores RestartBytes and measures it again after a clean
+// restart measures how long an empty broker takes to start, then stores so many bytes and measures it again after a clean
 // shutdown and after a kill in the middle of publishing.
-func restart(ctx context.Context, r *runner, s *Sample) error {
-	empty := Sample{Workload: s.Workload, Size: s.Size, Round: s.Round}
-	if err := r.withBroker(ctx, &empty, func(*harness.Daemon) error { return nil }); err != nil {
-		return err
+func restart(bytes int64) func(ctx context.Context, r *runner, s *Sample) error {
+	return func(ctx context.Context, r *runner, s *Sample) error {
+		free, err := freeBytes(r.dir)
+		if err != nil {
+			return err
+		}
+		if need := bytes + bytes/10 + 2*r.cfg.journalBytes(); free < need {
+			return fmt.Errorf("%w: it needs %d MiB free in %s, there are %d", errSkipped, need>>20, r.dir, free>>20)
+		}
+		empty := *s
+		if err := r.withBroker(ctx, &empty, func(*mortardServer) error { return nil }); err != nil {
+			return err
+		}
+		s.Values = map[string]float64{"empty_start_s": empty.StartSeconds}
+		count := uint64(bytes/int64(s.Size)) + 1
+		sh := shape{producers: 1, window: pipelineWindow, partitions: fewPartitions}
+		fill := *s
+		if err := r.withBroker(ctx, &fill, func(m *mortardServer) error { return fillTopic(ctx, m, sh, &fill, count) }); err != nil {
+			return err
+		}
+		killed := *s
+		err = r.withBroker(ctx, &killed, func(m *mortardServer) error {
+			s.Values["clean_restart_s"] = killed.StartSeconds
+			return killWhilePublishing(m.nodes[0], s, r.cfg.Duration/4)
+		})
+		if err != nil {
+			return err
+		}
+		return r.withBroker(ctx, s, func(*mortardServer) error {
+			s.Values["killed_restart_s"] = s.StartSeconds
+			return nil
+		})
 	}
-	s.Values = map[string]float64{"empty_start_s": empty.StartSeconds}
-	count := uint64(r.cfg.RestartBytes/int64(s.Size)) + 1
-	fill := Sample{Workload: s.Workload, Size: s.Size, Round: s.Round}
-	if err := r.withBroker(ctx, &fill, func(d *harness.Daemon) error { return fillTopic(ctx, d, &fill, count) }); err != nil {
-		return err
-	}
-	killed := Sample{Workload: s.Workload, Size: s.Size, Round: s.Round, keepData: true}
-	err := r.withBroker(ctx, &killed, func(d *harness.Daemon) error {
-		s.Values["clean_restart_s"] = d.ReadyIn.Seconds()
-		return killWhilePublishing(d, s, r.cfg.Duration/4)
-	})
-	if err != nil {
-		return err
-	}
-	return r.withBroker(ctx, s, func(d *harness.Daemon) error {
-		s.Values["killed_restart_s"] = d.ReadyIn.Seconds()
-		return nil
-	})
 }
 
 func killWhilePublishing(d *harness.Daemon, s *Sample, after time.Duration) error {
@@ -439,4 +501,27 @@ func killWhilePublishing(d *harness.Daemon, s *Sample, after time.Duration) erro
 	}
 	d.Kill()
 	return nil
+}
+
+// echo returns the case of an echo server: "gnet" is the library below mortard's client port, "go" a plain goroutine per
+// connection.
+func echo(kind string) func(ctx context.Context, r *runner, s *Sample) error {
+	return func(ctx context.Context, r *runner, s *Sample) error {
+		addr, stop, err := startEcho(ctx, kind)
+		if err != nil {
+			return err
+		}
+		defer stop()
+		frame := protocol.PubFrameLen(0, s.Size)
+		if _, err := echoLatency(ctx, addr, frame, r.cfg.Warmup+time.Millisecond); err != nil {
+			return err
+		}
+		s.Tool = kind
+		if s.Latency, err = echoLatency(ctx, addr, frame, r.cfg.Duration/4); err != nil {
+			return err
+		}
+		s.MsgsPerSec, err = echoRate(ctx, addr, frame, r.cfg.Duration/4)
+		s.MBPerSec = s.MsgsPerSec * float64(s.Size) / 1e6
+		return err
+	}
 }

@@ -36,7 +36,7 @@ const (
 	AckBatch
 )
 
-// ConsumerOptions describe a group's one member.
+// ConsumerOptions describe a member of a group.
 type ConsumerOptions struct {
 	Addr        string
 	TopicID     uint16
@@ -45,10 +45,10 @@ type ConsumerOptions struct {
 	CreditCount uint16
 	CreditBytes uint32
 	Ack         AckMode
-	// Stamped values start with the time at which they were due; all but the first Warm messages go into the latency
-	// histograms.
+	// Stamped values start with the time at which they were due: latencies are recorded but for the group's first messages.
 	Stamped bool
-	Warm    uint64
+	// Total is what all members of the group are to receive together.
+	Total *Tally
 }
 
 // Consumer is a subscription with STREAM: it acknowledges what arrives and returns the credit.
@@ -73,9 +73,7 @@ type Consumer struct {
 	expect                   []uint64
 	lastSent                 int64
 	delivered, ackedAt       *hdrhistogram.Histogram
-	received                 atomic.Uint64
-	bytes                    atomic.Uint64
-	acked                    uint64 // ACKs answered
+	assigned                 atomic.Int64
 }
 
 // NewConsumer connects and subscribes; delivery starts with Run.
@@ -98,16 +96,21 @@ func NewConsumer(o ConsumerOptions) (*Consumer, error) {
 // Close closes the connection.
 func (c *Consumer) Close() error { return c.conn.Close() }
 
-// Received returns messages and value bytes received so far; any goroutine.
-func (c *Consumer) Received() (messages, bytes uint64) { return c.received.Load(), c.bytes.Load() }
+// Assigned returns how many partitions the member has; any goroutine.
+func (c *Consumer) Assigned() int { return int(c.assigned.Load()) }
 
-// Run receives until count messages have arrived and their ACKs were answered.
-func (c *Consumer) Run(ctx context.Context, count uint64) error {
+// Latencies returns those until arrival and until the ACK was answered; not while Run runs.
+func (c *Consumer) Latencies() (delivered, acked *hdrhistogram.Histogram) {
+	return c.delivered, c.ackedAt
+}
+
+// Run receives until the group has received everything and this member's ACKs were answered.
+func (c *Consumer) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	defer stop()
-	for c.received.Load() < count || c.ackHead < len(c.acks) {
+	for !c.opts.Total.complete() || c.ackHead < len(c.acks) {
 		if err := c.turn(); err != nil {
-			return fmt.Errorf("consume, after %d of %d messages: %w", c.received.Load(), count, err)
+			return fmt.Errorf("consume, after %v: %w", c.opts.Total, err)
 		}
 	}
 	return nil
@@ -153,7 +156,7 @@ func (c *Consumer) turn() error {
 	return err
 }
 
-// fillBuffer reads once. It gives up early where credit waits to be returned or a heartbeat is due.
+// fillBuffer reads once. It gives up early where credit waits to be returned, and to see whether the group is done.
 func (c *Consumer) fillBuffer() error {
 	if c.conn.Buffered() { // what arrived together with SUB's answer
 		f, err := c.conn.Next()
@@ -163,7 +166,7 @@ func (c *Consumer) fillBuffer() error {
 		c.at = now()
 		return c.frame(f.Op, f.Payload)
 	}
-	wait := heartbeatEvery
+	wait := groupPoll
 	if c.creditCount > 0 {
 		wait = creditDelay
 	}
@@ -196,7 +199,6 @@ func (c *Consumer) frame(op protocol.Op, payload []byte) error {
 				record(c.ackedAt, c.at-due)
 			}
 			c.ackHead++
-			c.acked++
 			if c.ackHead == len(c.acks) {
 				c.acks, c.ackHead = c.acks[:0], 0
 			} else if c.ackHead > 64<<10 {
@@ -209,6 +211,11 @@ func (c *Consumer) frame(op protocol.Op, payload []byte) error {
 		var n protocol.Notice
 		if err := n.Decode(payload); err != nil {
 			return err
+		}
+		if n.Kind == protocol.NoticeAssign {
+			c.assigned.Add(1)
+		} else {
+			c.assigned.Add(-1)
 		}
 		c.out = append(c.out, harness.ConfirmNotice(&n)...)
 		return nil
@@ -231,13 +238,13 @@ func (c *Consumer) message(payload []byte) error {
 	if int(m.Partition) >= len(c.expect) {
 		return fmt.Errorf("a message of partition %d of a topic with %d", m.Partition, len(c.expect))
 	}
-	// One member and nothing nacked: each partition arrives in order without a hole.
+	// Nothing is nacked, and partitions are shared before anything is published: each arrives in order without a hole.
 	if want := c.expect[m.Partition]; want != 0 && m.Sequence != want {
 		return fmt.Errorf("partition %d: sequence %d arrived, %d was next", m.Partition, m.Sequence, want)
 	}
 	c.expect[m.Partition] = m.Sequence + 1
 	due := int64(0)
-	if c.opts.Stamped && len(m.Value) >= stampBytes && c.received.Load() >= c.opts.Warm {
+	if c.opts.Stamped && len(m.Value) >= stampBytes && c.opts.Total.received.Load() >= c.opts.Total.warm {
 		due = int64(binary.BigEndian.Uint64(m.Value))
 		record(c.delivered, c.at-due)
 	}
@@ -254,8 +261,7 @@ func (c *Consumer) message(payload []byte) error {
 	}
 	c.creditCount++
 	c.creditBytes += len(m.Key) + len(m.Value)
-	c.received.Add(1)
-	c.bytes.Add(uint64(len(m.Value)))
+	c.opts.Total.add(c.at, 1, len(m.Value))
 	return nil
 }
 

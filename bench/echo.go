@@ -48,24 +48,51 @@ func (s *echoServer) OnTraffic(c gnet.Conn) gnet.Action {
 	return gnet.None
 }
 
-// RunEchoServer serves until the process is killed, and prints its address when it listens.
-func RunEchoServer() error {
+// RunEchoServer serves until the process is killed, and prints its address when it listens. kind is "gnet" or "go".
+func RunEchoServer(kind string) error {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
 	addr := ln.Addr().String()
+	if kind != "gnet" {
+		fmt.Println(echoReady + addr)
+		return plainEcho(ln)
+	}
 	ln.Close() // gnet opens its own; the port stays free for the moment between
 	return gnet.Run(&echoServer{addr: addr}, "tcp://"+addr, gnet.WithTCPNoDelay(gnet.TCPNoDelay), gnet.WithReuseAddr(true), gnet.WithLogLevel(logging.ErrorLevel))
 }
 
+// plainEcho is the echo server as one writes it in Go without a library: a goroutine per connection.
+func plainEcho(ln net.Listener) error {
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer c.Close()
+			buf := make([]byte, readBufferBytes)
+			for {
+				n, err := c.Read(buf)
+				if err != nil {
+					return // the other side is done
+				}
+				if _, err := c.Write(buf[:n]); err != nil {
+					return
+				}
+			}
+		}()
+	}
+}
+
 // startEcho starts this program as an echo server.
-func startEcho(ctx context.Context) (addr string, stop func(), err error) {
+func startEcho(ctx context.Context, kind string) (addr string, stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, EchoArg)
+	cmd := exec.CommandContext(ctx, self, EchoArg, kind)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := cmd.StdoutPipe()
@@ -110,4 +137,28 @@ func echoLatency(ctx context.Context, addr string, size int, d time.Duration) (*
 		record(h, now()-t)
 	}
 	return quantiles(h), nil
+}
+
+// echoRate measures requests per second of size bytes with a pipelined window of them outstanding.
+func echoRate(ctx context.Context, addr string, size int, d time.Duration) (float64, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	// At most writeBatchBytes are on their way: writing more before reading could fill both directions.
+	window := max(1, min(pipelineWindow, writeBatchBytes/size))
+	frames, answer := randomBytes(2, size*window), make([]byte, size*window)
+	began, bytes := now(), 0
+	for now()-began < int64(d) {
+		if _, err := conn.Write(frames); err != nil {
+			return 0, fmt.Errorf("echo: %w", err)
+		}
+		if _, err := io.ReadFull(conn, answer); err != nil {
+			return 0, fmt.Errorf("echo: %w", err)
+		}
+		bytes += len(frames)
+	}
+	return float64(bytes/size) / (float64(now()-began) / 1e9), nil
 }

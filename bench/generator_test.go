@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -65,8 +64,8 @@ func TestPublisher_EveryMessageIsAcknowledgedOnce(t *testing.T) {
 			if got := p.Latency().TotalCount(); got != 1000 {
 				t.Errorf("%d latencies recorded, want 1000", got)
 			}
-			if (p.Retried > 0) != (tt.refuse > 0) {
-				t.Errorf("%d publishes sent again, refusals every %d", p.Retried, tt.refuse)
+			if (p.Retries() > 0) != (tt.refuse > 0) {
+				t.Errorf("%d publishes sent again, refusals every %d", p.Retries(), tt.refuse)
 			}
 			stored := 0
 			for i := range parts {
@@ -126,18 +125,24 @@ func TestConsumer_ReceivesAndAcknowledgesEverything(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b, addr, topic := startFake(t, 3)
 			p := newTestPublisher(t, PublisherOptions{Addr: addr, TopicID: topic, Partitions: []uint16{0, 1, 2}, ProducerID: 1, ValueBytes: 200, Window: 64})
+			total := NewTally(3000, 0)
 			c, err := NewConsumer(ConsumerOptions{Addr: addr, TopicID: topic, Partitions: 3, Group: "g", CreditCount: tt.credit, CreditBytes: 1 << 20,
-				Ack: tt.ack, Stamped: true})
+				Ack: tt.ack, Stamped: true, Total: total})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
-			err = both(t.Context(), func(context.Context) error { return p.Run(3000, nil) }, func(ctx context.Context) error { return c.Run(ctx, 3000) })
-			if err != nil {
+			team, ctx := newTeam(t.Context())
+			team.start(func() error { return c.Run(ctx) })
+			team.start(func() error { return p.Run(3000, nil) })
+			if err := team.wait(); err != nil {
 				t.Fatal(err)
 			}
-			if n, bytes := c.Received(); n != 3000 || bytes != 3000*200 {
+			if n, bytes := total.received.Load(), total.bytes.Load(); n != 3000 || bytes != 3000*200 {
 				t.Errorf("received %d messages, %d bytes, want 3000 and %d", n, bytes, 3000*200)
+			}
+			if c.Assigned() != 3 {
+				t.Errorf("the member counts %d partitions, want 3", c.Assigned())
 			}
 			if got := c.delivered.TotalCount(); got != 3000 {
 				t.Errorf("%d delivery latencies, want 3000", got)
@@ -153,20 +158,16 @@ func TestConsumer_ReceivesAndAcknowledgesEverything(t *testing.T) {
 
 func TestRatedPublisher_LatencyCountsFromWhenAMessageWasDue(t *testing.T) {
 	b, addr, topic := startFake(t, 1)
-	p, err := NewRatedPublisher(PublisherOptions{Addr: addr, TopicID: topic, Partitions: []uint16{0}, ProducerID: 1, ValueBytes: 100, Window: maxWindow}, 2000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := newTestPublisher(t, PublisherOptions{Addr: addr, TopicID: topic, Partitions: []uint16{0}, ProducerID: 1, ValueBytes: 100, Window: maxWindow})
 	// The broker stands still for 100 ms in the middle: about 200 messages become due meanwhile.
 	timer := time.AfterFunc(100*time.Millisecond, func() { b.Pause(100 * time.Millisecond) })
 	defer timer.Stop()
-	if err := p.Run(t.Context(), 100, 500); err != nil {
+	if err := p.RunRated(t.Context(), 2000, 100, 1500); err != nil {
 		t.Fatal(err)
 	}
-	h := p.Publisher().Latency()
-	if got := h.TotalCount(); got != 500 {
-		t.Fatalf("%d latencies recorded, want those of 500 messages", got)
+	h := p.Latency()
+	if got := h.TotalCount(); got != 1500 {
+		t.Fatalf("%d latencies recorded, want those of 1500 messages", got)
 	}
 	late := int64(0)
 	for _, bar := range h.Distribution() {
@@ -182,12 +183,8 @@ func TestRatedPublisher_LatencyCountsFromWhenAMessageWasDue(t *testing.T) {
 func TestRatedPublisher_ARefusalIsAnError(t *testing.T) {
 	b, addr, topic := startFake(t, 1)
 	b.SetFaults(fakebroker.Faults{RefuseEvery: 20})
-	p, err := NewRatedPublisher(PublisherOptions{Addr: addr, TopicID: topic, Partitions: []uint16{0}, ProducerID: 1, ValueBytes: 100, Window: 8}, 5000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if err := p.Run(t.Context(), 0, 1000); err == nil || !strings.Contains(err.Error(), "BACKPRESSURE") {
+	p := newTestPublisher(t, PublisherOptions{Addr: addr, TopicID: topic, Partitions: []uint16{0}, ProducerID: 1, ValueBytes: 100, Window: 8})
+	if err := p.RunRated(t.Context(), 5000, 0, 1000); err == nil || !strings.Contains(err.Error(), "BACKPRESSURE") {
 		t.Errorf("got %v, want the refusal", err)
 	}
 }

@@ -12,38 +12,21 @@ var htmlText string
 
 var htmlReport = template.Must(template.New("report").Parse(htmlText))
 
-// WriteHTML writes a report that needs nothing but itself: tables, latency curves, throughput over time.
+// WriteHTML writes a report that needs nothing but itself: the tables, latency curves by percentile, throughput over time,
+// where the CPU time went, and the course of long runs.
 func WriteHTML(w io.Writer, env *Environment, samples []Sample) error {
-	type row struct {
-		Workload, Size string
-		Cells          []string
+	type table struct {
+		Title   string
+		Columns []string
+		Rows    [][]string
 	}
 	data := struct {
-		Env     *Environment
-		Columns []string
-		Rows    []row
-		Ratios  []struct {
-			Name  string
-			Value float64
-		}
-		JSON template.JS
+		Env    *Environment
+		Tables []table
+		JSON   template.JS
 	}{Env: env}
-	for _, c := range columns {
-		data.Columns = append(data.Columns, c.name)
-	}
-	list := groups(samples)
-	for _, g := range list {
-		r := row{Workload: g.workload, Size: sizeName(g.size)}
-		for _, c := range columns {
-			r.Cells = append(r.Cells, g.spread(c.value).String())
-		}
-		data.Rows = append(data.Rows, r)
-	}
-	for _, r := range ratios(list) {
-		data.Ratios = append(data.Ratios, struct {
-			Name  string
-			Value float64
-		}{r.name, r.value})
+	for _, s := range sheets(samples) {
+		data.Tables = append(data.Tables, table{s.title, s.columns, s.rows})
 	}
 	text, err := json.Marshal(samples)
 	if err != nil {

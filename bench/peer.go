@@ -16,6 +16,9 @@ type Peer struct {
 	Durable bool
 	// About says in a few words how the servers are set.
 	About string
+	// SlowStart says that a start takes seconds. Such a server is started once per round; while others are measured it is
+	// stopped by SIGSTOP.
+	SlowStart bool
 	// Missing names what has to be installed first; nil where the peer can be started.
 	Missing func(o *PeerOptions) error
 	// Start starts the servers on loopback, empty.
@@ -35,8 +38,8 @@ type PeerOptions struct {
 // PeerServer is a started peer. Queue stands for what the system calls a queue, a stream or a topic: one log whose messages
 // are stored in order. Queues are numbered from 0.
 type PeerServer interface {
-	// Create makes n queues, each with one group of consumers that begins with the oldest message.
-	Create(ctx context.Context, n int) error
+	// Create makes the queues first to first+n-1, each with one group of consumers that begins with the oldest message.
+	Create(ctx context.Context, first, n int) error
 	// Producer connects a producer to a queue.
 	Producer(ctx context.Context, queue int) (ProducerConn, error)
 	// Consumer connects one more member of a queue's group. member is different for each.

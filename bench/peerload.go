@@ -246,7 +246,7 @@ func (p *peerPublisher) receiveRated(total uint64) error {
 // peerConsumer is a member of a peer's group.
 type peerConsumer struct {
 	w       ConsumerConn
-	total   *tally
+	total   *Tally
 	stamped bool
 	read    []byte
 	have    int
@@ -259,7 +259,7 @@ type peerConsumer struct {
 	delivered, ackedAt *hdrhistogram.Histogram
 }
 
-func newPeerConsumer(w ConsumerConn, total *tally, stamped bool) *peerConsumer {
+func newPeerConsumer(w ConsumerConn, total *Tally, stamped bool) *peerConsumer {
 	return &peerConsumer{w: w, total: total, stamped: stamped, read: make([]byte, 1<<20), delivered: newHist(), ackedAt: newHist()}
 }
 
@@ -316,7 +316,7 @@ func (c *peerConsumer) Run(ctx context.Context) error {
 }
 
 func (c *peerConsumer) failed(err error) error {
-	return fmt.Errorf("consume, after %d of %d messages: %w", c.total.received.Load(), c.total.want, err)
+	return fmt.Errorf("consume, after %v: %w", c.total, err)
 }
 
 // Message implements Inbox.
@@ -347,22 +347,43 @@ func (c *peerConsumer) Acknowledged(n int) {
 	}
 }
 
-// tally counts what the members of a group have received together.
-type tally struct {
-	want, warm      uint64 // messages until the group is done; of these, uncounted ones at the beginning
+// Tally counts what the members of a group receive together.
+type Tally struct {
+	want            atomic.Uint64 // messages until the group is done
+	warm            uint64        // of these, uncounted ones at the beginning
 	received, bytes atomic.Uint64
 	last            atomic.Int64
 }
 
-func (t *tally) add(at int64, messages, bytes int) {
+// unknownYet as a Tally's want means that the number is set later.
+const unknownYet = 1<<64 - 1
+
+// NewTally returns a tally of a group that is done after want messages, of which the first warm ones don't count for
+// latencies.
+func NewTally(want, warm uint64) *Tally {
+	t := &Tally{warm: warm}
+	t.want.Store(want)
+	t.last.Store(now())
+	return t
+}
+
+func (t *Tally) add(at int64, messages, bytes int) {
 	t.received.Add(uint64(messages))
 	t.bytes.Add(uint64(bytes))
 	t.last.Store(at)
 }
 
-func (t *tally) complete() bool { return t.received.Load() >= t.want }
+func (t *Tally) complete() bool { return t.received.Load() >= t.want.Load() }
 
-func (t *tally) idle(at int64) time.Duration { return time.Duration(at - t.last.Load()) }
+func (t *Tally) idle(at int64) time.Duration { return time.Duration(at - t.last.Load()) }
+
+// String says how far the group is.
+func (t *Tally) String() string {
+	if w := t.want.Load(); w != unknownYet {
+		return fmt.Sprintf("%d of %d messages", t.received.Load(), w)
+	}
+	return fmt.Sprintf("%d messages", t.received.Load())
+}
 
 // TryPeer starts a peer, publishes messages one by one and pipelined, reads all of them through a group of several members,
 // and stops it: for tests of drivers.
@@ -372,11 +393,11 @@ func TryPeer(ctx context.Context, p *Peer, o *PeerOptions, messages uint64, memb
 		return err
 	}
 	defer func() { err = errors.Join(err, srv.Stop()) }()
-	if err := srv.Create(ctx, 2); err != nil {
+	if err := srv.Create(ctx, 0, 2); err != nil {
 		return err
 	}
 	const queue, size = 1, 300 // 2 queues exist: queue 0 stays empty
-	total := &tally{want: messages}
+	total := NewTally(messages, 0)
 	conn, err := srv.Producer(ctx, queue)
 	if err != nil {
 		return err

@@ -73,8 +73,7 @@ type Publisher struct {
 	latency   *hdrhistogram.Histogram
 	completed atomic.Uint64
 
-	// Retried counts publishes that were refused for the moment and sent again.
-	Retried uint64
+	retried uint64
 }
 
 // NewPublisher connects.
@@ -123,6 +122,9 @@ func (p *Publisher) Completed() uint64 { return p.completed.Load() }
 
 // Latency returns the histogram of this publisher; not while Run runs.
 func (p *Publisher) Latency() *hdrhistogram.Histogram { return p.latency }
+
+// Retries counts publishes that were refused for the moment and sent again; not while Run runs.
+func (p *Publisher) Retries() uint64 { return p.retried }
 
 // Run publishes until count messages were acknowledged (0: no limit) or more was given and returned false, and returns
 // when every message sent has been acknowledged. Several runs continue one another.
@@ -272,7 +274,7 @@ func (p *Publisher) answer(op protocol.Op, payload []byte, i uint64) (bool, erro
 		// Behind a refused publish those that were already on their way get SEQ_GAP.
 		if f.Code == protocol.CodeSeqGap && len(p.failed) > 0 || f.Code.Retriable() {
 			p.failed = append(p.failed, i)
-			p.Retried++
+			p.retried++
 			return false, nil
 		}
 		return false, f.Err()

@@ -14,11 +14,11 @@ import (
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
-// RatedPublisher sends messages at a fixed rate, on time or, where the broker or the window holds it up, as soon as
-// possible; a message's stamp and latency count from the time at which it was due.
-type RatedPublisher struct {
+// ratedRun sends messages at a fixed rate, on time or, where the broker or the window holds it up, as soon as possible; a
+// message's stamp and latency count from the time at which it was due.
+type ratedRun struct {
 	p     *Publisher
-	every time.Duration
+	every float64 // nanoseconds
 	// due[i % len] is when message i was due; the sender writes ahead of sent, the reader reads behind it.
 	due      [maxWindow]int64
 	sent     atomic.Uint64
@@ -26,29 +26,15 @@ type RatedPublisher struct {
 	failed   atomic.Bool
 }
 
-// NewRatedPublisher connects a publisher of rate messages per second.
-func NewRatedPublisher(o PublisherOptions, rate float64) (*RatedPublisher, error) {
+// RunRated sends warm+count messages at rate per second, whose latency is recorded but for the first warm ones, and returns
+// when all are acknowledged. A refused message is an error: at a fixed rate, that the broker can't keep up is the result. A
+// publisher runs so once, and not after Run.
+func (p *Publisher) RunRated(ctx context.Context, rate float64, warm, count uint64) error {
 	if rate <= 0 {
-		return nil, fmt.Errorf("rate is %v messages per second: use more than 0", rate)
+		return fmt.Errorf("rate is %v messages per second: use more than 0", rate)
 	}
-	p, err := NewPublisher(o)
-	if err != nil {
-		return nil, err
-	}
-	return &RatedPublisher{p: p, every: time.Duration(float64(time.Second) / rate)}, nil
-}
-
-// Close closes the connection.
-func (r *RatedPublisher) Close() error { return r.p.Close() }
-
-// Publisher returns the histogram and counters; not while Run runs.
-func (r *RatedPublisher) Publisher() *Publisher { return r.p }
-
-// Run sends warm+count messages, whose latency is recorded but for the first warm ones, and returns when all are
-// acknowledged. A refused message is an error: at a fixed rate, that the broker can't keep up is the result. A publisher
-// runs once.
-func (r *RatedPublisher) Run(ctx context.Context, warm, count uint64) error {
-	stop := context.AfterFunc(ctx, func() { r.p.conn.Close() })
+	r := &ratedRun{p: p, every: float64(time.Second) / rate}
+	stop := context.AfterFunc(ctx, func() { p.conn.Close() })
 	defer stop()
 	errs := make(chan error, 2)
 	go func() { errs <- r.send(warm + count) }()
@@ -56,12 +42,12 @@ func (r *RatedPublisher) Run(ctx context.Context, warm, count uint64) error {
 	err := <-errs
 	if err != nil {
 		r.failed.Store(true)
-		r.p.conn.Close()
+		p.conn.Close()
 	}
 	return errors.Join(err, <-errs)
 }
 
-func (r *RatedPublisher) send(count uint64) error {
+func (r *ratedRun) send(count uint64) error {
 	// A thread of its own with a precise timer: Go's timers and the default timer slack are late by up to 100 us, which
 	// the due times would count as the broker's.
 	runtime.LockOSThread()
@@ -72,7 +58,7 @@ func (r *RatedPublisher) send(count uint64) error {
 	window := min(uint64(r.p.opts.Window), maxWindow)
 	size := uint64(r.p.frameLen)
 	for i := uint64(0); i < count; {
-		sleepUntil(start + int64(i)*int64(r.every))
+		sleepUntil(start + int64(float64(i)*r.every))
 		for i-r.answered.Load() >= window {
 			if r.failed.Load() {
 				return nil
@@ -83,7 +69,7 @@ func (r *RatedPublisher) send(count uint64) error {
 		first, n := i%uint64(r.p.opts.Window), uint64(0)
 		t := now()
 		for i < count && first+n < uint64(r.p.opts.Window) && i-r.answered.Load() < window {
-			due := start + int64(i)*int64(r.every)
+			due := start + int64(float64(i)*r.every)
 			if due > t {
 				break
 			}
@@ -103,7 +89,7 @@ func (r *RatedPublisher) send(count uint64) error {
 	return nil
 }
 
-func (r *RatedPublisher) receive(warm, count uint64) error {
+func (r *ratedRun) receive(warm, count uint64) error {
 	answers := harness.NewConn(r.p.conn)
 	var err error
 	for i := uint64(0); i < count; i++ {

@@ -2,10 +2,12 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,6 +39,55 @@ type diskLimit struct {
 	Latency Quantiles // microseconds
 	PerSec  float64
 	MBps    float64
+}
+
+// diskWrite measures the device with fio where it is installed, and always by loops of this process: plain pwritev2, and
+// the same through package ring. The sample is fio's figure if there is one, else that of pwritev2.
+func diskWrite(ctx context.Context, r *runner, s *Sample) error {
+	path := filepath.Join(r.dir, "limit")
+	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
+		return err
+	}
+	defer os.Remove(path)
+	plain, err := plainWrite(path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/4)
+	if err != nil {
+		return err
+	}
+	s.setLimit(plain)
+	own, err := ringWrite(path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/4)
+	if err != nil {
+		return err
+	}
+	s.Values = map[string]float64{}
+	for name, l := range map[string]*diskLimit{"pwritev2": plain, "ring": own} {
+		s.Values[name+"_p50_us"], s.Values[name+"_p99_us"], s.Values[name+"_mb_per_s"] = l.Latency.P50, l.Latency.P99, l.MBps
+	}
+	if _, err := exec.LookPath("fio"); err != nil {
+		return nil
+	}
+	dev, err := fioWrite(ctx, path, r.cfg.limitFileBytes, s.Size, r.cfg.Duration/4)
+	if err != nil {
+		return err
+	}
+	s.setLimit(dev)
+	return nil
+}
+
+func diskRead(ctx context.Context, r *runner, s *Sample) error {
+	if _, err := exec.LookPath("fio"); err != nil {
+		return fmt.Errorf("%w: fio is not installed", errSkipped)
+	}
+	path := filepath.Join(r.dir, "limit")
+	if err := prepareZeroed(path, r.cfg.limitFileBytes); err != nil {
+		return err
+	}
+	defer os.Remove(path)
+	dev, err := fioRead(ctx, path, r.cfg.limitFileBytes, r.cfg.Duration/4)
+	if err != nil {
+		return err
+	}
+	s.setLimit(dev)
+	return nil
 }
 
 // prepareZeroed makes a preallocated, zeroed, durable file as the journal's are.
@@ -115,6 +166,42 @@ func parseFio(out []byte) (*diskLimit, error) {
 	us := func(p string) float64 { return d.Lat.Percentile[p] / 1e3 }
 	return &diskLimit{Tool: "fio", Block: int(d.IOBytes / d.IOs), PerSec: d.IOPS, MBps: d.BW / 1e6,
 		Latency: Quantiles{P50: us("50.000000"), P90: us("90.000000"), P99: us("99.000000"), P999: us("99.900000"), Max: d.Lat.Max / 1e3}}, nil
+}
+
+// plainWrite measures direct writes that are durable when they return, one after the other: the least that a durable
+// publish can cost.
+func plainWrite(path string, size int64, block int, d time.Duration) (*diskLimit, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pool := ring.NewPool(ring.MaxSlab) // for memory that is aligned as O_DIRECT wants it
+	slab := pool.Get(block)
+	if slab == nil {
+		return nil, errors.New("no memory for the write buffer")
+	}
+	defer slab.Release()
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s for direct writes: %w", path, err)
+	}
+	defer unix.Close(fd) // every write was durable by itself
+	copy(slab.Bytes(), randomBytes(1, block))
+	bufs := [][]byte{slab.Bytes()[:block]}
+	h := newHist()
+	began, off := now(), int64(0)
+	for now()-began < int64(d) {
+		t := now()
+		n, err := unix.Pwritev2(fd, bufs, off, unix.RWF_DSYNC)
+		if err != nil || n != block {
+			return nil, fmt.Errorf("write %d of %d bytes to %s: %w", n, block, path, cmp.Or(err, io.ErrShortWrite))
+		}
+		record(h, now()-t)
+		if off += int64(block); off+int64(block) > size {
+			off = 0
+		}
+	}
+	elapsed := float64(now()-began) / 1e9
+	n := float64(h.TotalCount())
+	return &diskLimit{Tool: "pwritev2", Block: block, Latency: *quantiles(h), PerSec: n / elapsed, MBps: n * float64(block) / elapsed / 1e6}, nil
 }
 
 // ringWrite measures the same write through package ring: what the broker's own disk path costs without the broker.

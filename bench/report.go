@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -88,19 +89,34 @@ func sortedKeys(m map[string]float64) []string {
 
 // group holds the samples of one case.
 type group struct {
-	workload string
-	size     int
-	samples  []*Sample
+	workload, variant, system string
+	size                      int
+	samples                   []*Sample
 }
 
+// name is the case without the system.
+func (g *group) name() string {
+	if g.variant == "" {
+		return g.workload + " " + sizeName(g.size)
+	}
+	return g.workload + " " + sizeName(g.size) + ", " + g.variant
+}
+
+// groups gathers samples of the same case and system; those of a case stand together, in the order of the run.
 func groups(samples []Sample) []*group {
 	var list []*group
 	for i := range samples {
 		s := &samples[i]
-		at := slices.IndexFunc(list, func(g *group) bool { return g.workload == s.Workload && g.size == s.Size })
+		same := func(g *group) bool { return g.workload == s.Workload && g.variant == s.Variant && g.size == s.Size }
+		at := slices.IndexFunc(list, func(g *group) bool { return same(g) && g.system == s.System })
 		if at < 0 {
-			list = append(list, &group{workload: s.Workload, size: s.Size})
-			at = len(list) - 1
+			at = len(list)
+			for j, g := range list {
+				if same(g) {
+					at = j + 1
+				}
+			}
+			list = slices.Insert(list, at, &group{workload: s.Workload, variant: s.Variant, system: s.System, size: s.Size})
 		}
 		list[at].samples = append(list[at].samples, s)
 	}
@@ -137,13 +153,18 @@ type column struct {
 	value func(*Sample) float64
 }
 
+func msgsPerSec(s *Sample) float64 { return s.MsgsPerSec }
+func mbPerSec(s *Sample) float64   { return s.MBPerSec }
+func cpu(s *Sample) float64        { return s.CPUSecondsPerMillion }
+func rss(s *Sample) float64        { return float64(s.PeakRSSBytes) / 1e6 }
+
 var columns = []column{
-	{"msgs/s", func(s *Sample) float64 { return s.MsgsPerSec }},
+	{"msgs/s", msgsPerSec},
 	{"with drain", func(s *Sample) float64 { return s.SustainedMsgsPerSec }},
-	{"MB/s", func(s *Sample) float64 { return s.MBPerSec }},
+	{"MB/s", mbPerSec},
 	{"p50 us", p50}, {"p99 us", p99}, {"p99.9 us", p999}, {"max us", pMax},
-	{"CPU s/M", func(s *Sample) float64 { return s.CPUSecondsPerMillion }},
-	{"RSS MB", func(s *Sample) float64 { return float64(s.PeakRSSBytes) / 1e6 }},
+	{"CPU s/M", cpu},
+	{"RSS MB", rss},
 	{"drain s", func(s *Sample) float64 { return s.DrainSeconds }},
 }
 
@@ -156,49 +177,179 @@ var parts = []struct {
 	{"deliver", func(s *Sample) *Quantiles { return s.DeliverLatency }},
 }
 
-// WriteTable prints medians over the rounds, with the range in parentheses, then the figures that only some cases have,
-// then the ratios.
-func WriteTable(w io.Writer, samples []Sample) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprint(tw, "workload\tsize")
-	for _, c := range columns {
-		fmt.Fprintf(tw, "\t%s", c.name)
-	}
-	fmt.Fprintln(tw)
+// sheet is one table of a report.
+type sheet struct {
+	title   string
+	columns []string
+	rows    [][]string
+}
+
+// sheets are all tables of a report: medians over the rounds with the range in parentheses.
+func sheets(samples []Sample) []sheet {
 	list := groups(samples)
+	all := []sheet{mainSheet(list), detailSheet(list), perMessageSheet(list), peerSheet(list), limitSheet(list), goalSheet(list)}
+	return slices.DeleteFunc(all, func(s sheet) bool { return len(s.rows) == 0 })
+}
+
+func mainSheet(list []*group) sheet {
+	s := sheet{title: "Results", columns: []string{"case", "system"}}
+	for _, c := range columns {
+		s.columns = append(s.columns, c.name)
+	}
 	for _, g := range list {
-		fmt.Fprintf(tw, "%s\t%s", g.workload, sizeName(g.size))
+		row := []string{g.name(), g.system}
 		for _, c := range columns {
-			fmt.Fprintf(tw, "\t%v", g.spread(c.value))
+			row = append(row, g.spread(c.value).String())
 		}
-		fmt.Fprintln(tw)
+		s.rows = append(s.rows, row)
 	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(w)
+	return s
+}
+
+// detailSheet has the figures that only some cases have.
+func detailSheet(list []*group) sheet {
+	s := sheet{title: "Further figures", columns: []string{"case", "system", "what", "value"}}
 	for _, g := range list {
 		for _, k := range sortedKeys(g.samples[0].Values) {
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%v\n", g.workload, sizeName(g.size), k, g.spread(func(s *Sample) float64 { return s.Values[k] }))
+			s.rows = append(s.rows, []string{g.name(), g.system, k, g.spread(func(s *Sample) float64 { return s.Values[k] }).String()})
 		}
-	}
-	for _, g := range list {
 		for _, part := range parts {
 			if part.of(g.samples[0]) == nil {
 				continue
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%s p50, p99 us\t%v, %v\n", g.workload, sizeName(g.size), part.name,
-				g.spread(func(s *Sample) float64 { return part.of(s).P50 }), g.spread(func(s *Sample) float64 { return part.of(s).P99 }))
+			for _, q := range []struct {
+				name string
+				of   func(*Quantiles) float64
+			}{{"p50", func(q *Quantiles) float64 { return q.P50 }}, {"p99", func(q *Quantiles) float64 { return q.P99 }}} {
+				s.rows = append(s.rows, []string{g.name(), g.system, part.name + " " + q.name + " us", g.spread(orZero(part.of, q.of)).String()})
+			}
 		}
 	}
-	if err := tw.Flush(); err != nil {
-		return err
+	return s
+}
+
+// orZero takes a figure of a latency that a sample may lack.
+func orZero(of func(*Sample) *Quantiles, f func(*Quantiles) float64) func(*Sample) float64 {
+	return func(s *Sample) float64 {
+		if q := of(s); q != nil {
+			return f(q)
+		}
+		return 0
 	}
-	fmt.Fprintln(w)
+}
+
+// perMessageSheet has the broker's own counters.
+func perMessageSheet(list []*group) sheet {
+	s := sheet{title: "mortard, per message", columns: []string{"case", "system"}}
+	var names []string
+	for _, g := range list {
+		for k := range g.samples[0].PerMessage {
+			if !slices.Contains(names, k) {
+				names = append(names, k)
+			}
+		}
+	}
+	order := func(name string) int {
+		for i, c := range counted {
+			if c.name == name {
+				return i
+			}
+		}
+		return len(counted)
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(order(a)-order(b), strings.Compare(a, b)) })
+	s.columns = append(s.columns, names...)
+	for _, g := range list {
+		if len(g.samples[0].PerMessage) == 0 {
+			continue
+		}
+		row := []string{g.name(), g.system}
+		for _, k := range names {
+			row = append(row, perMessage(g.spread(func(s *Sample) float64 { return s.PerMessage[k] }).median))
+		}
+		s.rows = append(s.rows, row)
+	}
+	return s
+}
+
+// perMessage prints a figure that may be far below 1.
+func perMessage(v float64) string {
+	if v != 0 && v < 0.01 {
+		return fmt.Sprintf("%.2g", v)
+	}
+	return num(v)
+}
+
+// peerSheet compares mortard with every peer in the cases that both have.
+func peerSheet(list []*group) sheet {
+	s := sheet{title: "mortard / peer", columns: []string{"case", "peer", "msgs/s", "p50", "p99", "CPU s/M", "RSS"}}
+	for _, g := range list {
+		if !isMortard(g.system) {
+			continue
+		}
+		for _, other := range list {
+			if isMortard(other.system) || other.name() != g.name() {
+				continue
+			}
+			row := []string{g.name(), other.system}
+			for _, f := range []func(*Sample) float64{msgsPerSec, latencyOf(g, other, 50), latencyOf(g, other, 99), cpu, rss} {
+				row = append(row, quotient(g.spread(f).median, other.spread(f).median))
+			}
+			s.rows = append(s.rows, row)
+		}
+	}
+	return s
+}
+
+// latencyOf takes the latency until the answer where both systems have one, else that until arrival.
+func latencyOf(a, b *group, percentile float64) func(*Sample) float64 {
+	of := func(s *Sample) *Quantiles { return s.Latency }
+	if a.samples[0].Latency == nil || b.samples[0].Latency == nil {
+		of = func(s *Sample) *Quantiles { return s.DeliverLatency }
+	}
+	return orZero(of, func(q *Quantiles) float64 {
+		if percentile == 50 {
+			return q.P50
+		}
+		return q.P99
+	})
+}
+
+func isMortard(system string) bool { return strings.HasPrefix(system, mortardName) }
+
+func quotient(a, b float64) string {
+	if a == 0 || b == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2fx", a/b)
+}
+
+// limitSheet compares with what the machine allows.
+func limitSheet(list []*group) sheet {
+	s := sheet{title: "mortard / the machine's limits", columns: []string{"what", "ratio"}}
 	for _, r := range ratios(list) {
-		fmt.Fprintf(tw, "%s\t%.2f\n", r.name, r.value)
+		s.rows = append(s.rows, []string{r.name, fmt.Sprintf("%.2f", r.value)})
 	}
-	return tw.Flush()
+	return s
+}
+
+// WriteTable prints every table.
+func WriteTable(w io.Writer, samples []Sample) error {
+	for i, s := range sheets(samples) {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintln(w, s.title)
+		tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		fmt.Fprintln(tw, strings.Join(s.columns, "\t"))
+		for _, row := range s.rows {
+			fmt.Fprintln(tw, strings.Join(row, "\t"))
+		}
+		if err := tw.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ratio is a figure of the broker over a limit of the same run, both medians.
@@ -207,15 +358,17 @@ type ratio struct {
 	value float64
 }
 
-func ratios(list []*group) []ratio {
-	find := func(workload string, size int) *group {
-		for _, g := range list {
-			if g.workload == workload && g.size == size {
-				return g
-			}
+// find returns the group of a case, nil where it was not measured.
+func find(list []*group, workload, variant, system string, size int) *group {
+	for _, g := range list {
+		if g.workload == workload && g.variant == variant && g.system == system && (g.size == size || size == 0) {
+			return g
 		}
-		return nil
 	}
+	return nil
+}
+
+func ratios(list []*group) []ratio {
 	var out []ratio
 	add := func(name string, a, b float64) {
 		if a > 0 && b > 0 {
@@ -223,30 +376,29 @@ func ratios(list []*group) []ratio {
 		}
 	}
 	for _, g := range list {
-		size := sizeName(g.size)
-		disk, echo := find("disk", journalBlock(g.size)), find("echo", g.size)
+		if !isMortard(g.system) {
+			continue
+		}
+		disk, echo := find(list, "disk", "", machineName, journalBlock(g.size)), find(list, "echo", "", machineName, g.size)
+		big := find(list, "disk", "", machineName, bandwidthBlock)
 		switch g.workload {
 		case "publish-sync":
 			if disk != nil && echo != nil {
-				add("publish-sync "+size+": p50 / (disk p50 + echo p50)", g.spread(p50).median, disk.spread(p50).median+echo.spread(p50).median)
-				add("publish-sync "+size+": p99 / (disk p99 + echo p99)", g.spread(p99).median, disk.spread(p99).median+echo.spread(p99).median)
+				add(g.name()+": p50 / (disk p50 + echo p50)", g.spread(p50).median, disk.spread(p50).median+echo.spread(p50).median)
+				add(g.name()+": p99 / (disk p99 + echo p99)", g.spread(p99).median, disk.spread(p99).median+echo.spread(p99).median)
 			}
 		case "end-to-end":
 			if disk != nil {
-				add("end-to-end "+size+": p99 / disk p50", g.spread(p99).median, disk.spread(p50).median)
-			}
-		case "partitions":
-			if one := find("publish", g.size); one != nil {
-				add(fmt.Sprintf("partitions %s: throughput of %d / of 1", size, manyPartitions), g.spread(columns[0].value).median, one.spread(columns[0].value).median)
+				add(g.name()+": p99 / disk p50", g.spread(p99).median, disk.spread(p50).median)
 			}
 		case "publish":
-			if big := find("disk", bandwidthBlock); big != nil {
-				add("publish "+size+": MB/s / disk write MB/s", g.spread(columns[2].value).median, big.spread(columns[2].value).median)
+			if big != nil {
+				add(g.name()+": MB/s / disk write MB/s", g.spread(mbPerSec).median, big.spread(mbPerSec).median)
 			}
 		case "catchup":
-			if read := find("disk-read", bandwidthBlock); read != nil {
-				add("catchup "+size+": cold MB/s / disk read MB/s", g.spread(func(s *Sample) float64 { return s.Values["cold_mb_per_s"] }).median,
-					read.spread(columns[2].value).median)
+			if read := find(list, "disk-read", "", machineName, bandwidthBlock); read != nil {
+				add(g.name()+": cold MB/s / disk read MB/s", g.spread(func(s *Sample) float64 { return s.Values["cold_mb_per_s"] }).median,
+					read.spread(mbPerSec).median)
 			}
 		}
 	}

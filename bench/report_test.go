@@ -16,32 +16,51 @@ func testSamples() []Sample {
 	for round := 1; round <= 3; round++ {
 		r := float64(round)
 		list = append(list,
-			Sample{Workload: "disk", Size: 4096, Round: round, Tool: "fio", Latency: q(80, 160)},
-			Sample{Workload: "echo", Size: 100, Round: round, Latency: q(20, 40)},
-			Sample{Workload: "publish", Size: 100, Round: round, MsgsPerSec: 100 * r, Latency: q(1000, 2000)},
-			Sample{Workload: "publish-sync", Size: 100, Round: round, MsgsPerSec: 8000, Latency: q(100+r, 300)},
-			Sample{Workload: "partitions", Size: 100, Round: round, MsgsPerSec: 180, Latency: q(1000, 2000), PerSecond: []float64{1, 2}},
-			Sample{Workload: "catchup", Size: 1024, Round: round, Values: map[string]float64{"warm_mb_per_s": 500 + r}})
+			Sample{Workload: "disk", System: machineName, Size: 4096, Round: round, Tool: "fio", Latency: q(80, 160)},
+			Sample{Workload: "echo", System: machineName, Size: 1024, Round: round, Latency: q(20, 40)},
+			Sample{Workload: "publish", System: mortardName, Size: 100, Round: round, MsgsPerSec: 1000 * r, Latency: q(1000, 2000),
+				CPUSecondsPerMillion: 3, PerMessage: map[string]float64{"rounds": 0.0012, "commit syscalls": 0.25}},
+			Sample{Workload: "publish", System: "redis-always", Durable: true, Size: 100, Round: round, MsgsPerSec: 500 * r, Latency: q(4000, 5000), CPUSecondsPerMillion: 12},
+			Sample{Workload: "publish-sync", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 8000, Latency: q(100+r, 300)},
+			Sample{Workload: "publish-sync", System: "redis-always", Durable: true, Size: 1024, Round: round, MsgsPerSec: 7000, Latency: q(204, 300)},
+			Sample{Workload: "partitions", Variant: "1 partitions", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 200},
+			Sample{Workload: "partitions", Variant: "1024 partitions", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 180, PerSecond: []float64{1, 2}},
+			Sample{Workload: "end-to-end", Variant: "1 member", System: mortardName, Size: 1024, Round: round, Latency: q(500, 900), DeliverLatency: q(300, 600), PublishLatency: q(200, 400)},
+			Sample{Workload: "end-to-end", Variant: "1 member", System: "nats-always", Durable: true, Size: 1024, Round: round, DeliverLatency: q(600, 1200), PublishLatency: q(200, 400)},
+			Sample{Workload: "restart", Variant: "1GiB", System: mortardName, Size: 16384, Round: round, Values: map[string]float64{"killed_restart_s": 0.2, "clean_restart_s": 0.1}},
+			Sample{Workload: "restart", Variant: "10GiB", System: mortardName, Size: 16384, Round: round, Values: map[string]float64{"killed_restart_s": 0.25, "clean_restart_s": 0.1}},
+			Sample{Workload: "catchup", System: mortardName, Size: 1024, Round: round, Values: map[string]float64{"warm_mb_per_s": 500 + r}},
+			Sample{Workload: "mixed", System: "mortard-3", Size: 1024, Round: round, Timeline: []Moment{{At: 1, Published: 5000, PublishP99: 10, Event: "node 1 killed"}}})
 	}
 	return list
 }
 
-func TestWriteTable_GivesMedianRangeAndRatios(t *testing.T) {
+func TestWriteTable_GivesMediansRangesAndComparisons(t *testing.T) {
 	var b bytes.Buffer
 	if err := WriteTable(&b, testSamples()); err != nil {
 		t.Fatal(err)
 	}
 	text := strings.Join(strings.Fields(b.String()), " ")
 	for _, want := range []string{
-		"publish 100B 200 (100-300)",
+		"publish 100B mortard 2000 (1000-3000)",
 		"warm_mb_per_s 502 (501-503)",
-		"publish-sync 100B: p50 / (disk p50 + echo p50) 1.02",
-		"publish-sync 100B: p99 / (disk p99 + echo p99) 1.50",
-		"partitions 100B: throughput of 1000 / of 1 0.90",
+		"publish 100B mortard 0.0012 0.25", // per message
+		"publish 100B redis-always 2.00x 0.25x 0.40x 0.25x -",
+		"end-to-end 1KiB, 1 member nats-always - 0.50x 0.50x", // until arrival: nats does not answer acknowledgements
+		"publish-sync 1KiB: p50 / (disk p50 + echo p50) 1.02",
+		"publish 100B / redis-always 2.00 >= 2.5 missed",
+		"one outstanding 1KiB: p50 / (disk + echo) 1.02 <= 1.2 met",
+		"one outstanding 1KiB: p50 / redis-always 0.50 <= 1 met",
+		"1024 partitions / 1 0.90 >= 0.85 met",
+		"end to end at a rate, 1 member: p99 until arrival / disk p50 7.50 <= 8 met",
+		"restart (killed) with 10GiB / with 1GiB 1.25 <= 1.5 met",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is missing in:\n%s", want, b.String())
 		}
+	}
+	if strings.Contains(text, "4096 partitions") || strings.Contains(text, "NaN") || strings.Contains(text, "Inf") {
+		t.Errorf("the table has what was not measured:\n%s", b.String())
 	}
 }
 
@@ -55,7 +74,7 @@ func TestWriteHTML_IsSelfContained(t *testing.T) {
 			t.Errorf("the report contains %q", bad)
 		}
 	}
-	for _, want := range []string{"publish-sync", `"P999":300`, "200 (100-300)"} {
+	for _, want := range []string{"publish-sync", `"P999":300`, "2000 (1000-3000)", "node 1 killed", "redis-always"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the report lacks %q", want)
 		}
@@ -96,12 +115,12 @@ func TestSpread_MedianOfEvenCountIsTheMean(t *testing.T) {
 
 func TestConfig_ReportsEveryProblem(t *testing.T) {
 	c := DefaultConfig()
-	c.Rounds, c.Sizes, c.Workloads = 0, []int{1}, []string{"nonsense"}
+	c.Rounds, c.Sizes, c.Workloads, c.Members = 0, []int{1}, []string{"nonsense"}, []int{5}
 	err := c.Validate()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, want := range []string{"rounds is 0", "a size is 1", `unknown workload "nonsense"`, "no mortard binary"} {
+	for _, want := range []string{"rounds is 0", "a size is 1", `unknown workload "nonsense"`, "members has 5", "no mortard binary"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is missing in %v", want, err)
 		}

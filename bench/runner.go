@@ -7,11 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
 // LockPath is locked during a run, so that two runs on one machine follow one another.
@@ -26,15 +26,21 @@ var errSkipped = errors.New("skipped")
 // Sample is the result of one case in one round. Times are seconds, latencies microseconds.
 type Sample struct {
 	Workload string
-	Size     int // bytes
-	Round    int
-	Tool     string `json:",omitempty"` // what measured a limit
+	// Variant tells cases of a workload apart: the number of partitions, of members, of bytes stored.
+	Variant string `json:",omitempty"`
+	// System is what was measured: mortard, a peer's name, or "machine".
+	System string
+	// Durable says that a publish is answered when it was flushed to disk, on a majority of the nodes.
+	Durable bool
+	Size    int // bytes
+	Round   int
+	Tool    string `json:",omitempty"` // what measured a limit
 
 	Messages     uint64  `json:",omitempty"`
 	Seconds      float64 `json:",omitempty"`
 	MsgsPerSec   float64 `json:",omitempty"`
 	MBPerSec     float64 `json:",omitempty"` // of values, 10^6 bytes
-	DrainSeconds float64 `json:",omitempty"` // from SIGTERM until the broker had everything in segments and was gone
+	DrainSeconds float64 `json:",omitempty"` // from SIGTERM until mortard had everything in segments and was gone
 	// SustainedMsgsPerSec counts the drain as part of the run.
 	SustainedMsgsPerSec float64 `json:",omitempty"`
 	StartSeconds        float64 `json:",omitempty"` // from the start of the process until it served
@@ -43,16 +49,21 @@ type Sample struct {
 	DeliverLatency *Quantiles `json:",omitempty"`
 	PublishLatency *Quantiles `json:",omitempty"`
 
-	// CPUSecondsPerMillion is the broker's CPU time from the first measured message until its exit.
+	// CPUSecondsPerMillion is the servers' CPU time per million messages: mortard's from the first measured message until
+	// its exit, segments included, a peer's until the last message.
 	CPUSecondsPerMillion float64 `json:",omitempty"`
 	PeakRSSBytes         int64   `json:",omitempty"`
 	Retried              uint64  `json:",omitempty"`
 
-	Values map[string]float64 `json:",omitempty"`
+	CPU *CPUSplit `json:",omitempty"`
+	// PerMessage are the broker's own counters during the measurement, per message.
+	PerMessage map[string]float64 `json:",omitempty"`
+	Values     map[string]float64 `json:",omitempty"`
 	// PerSecond is the throughput over time, one point per sampleEvery.
 	PerSecond []float64 `json:",omitempty"`
+	// Timeline is the course of a long run.
+	Timeline []Moment `json:",omitempty"`
 
-	keepData   bool // leave the data directory to the next run of this case
 	cpuAtStart time.Duration
 }
 
@@ -62,17 +73,35 @@ func (s *Sample) setLimit(l *diskLimit) {
 	s.Latency = &lat
 }
 
+// fileName is the beginning of the names of files about this sample.
+func (s *Sample) fileName() string {
+	parts := []string{s.Workload}
+	if s.Variant != "" {
+		parts = append(parts, strings.ReplaceAll(s.Variant, " ", ""))
+	}
+	if s.System != mortardName {
+		parts = append(parts, s.System)
+	}
+	return strings.Join(append(parts, sizeName(s.Size), fmt.Sprint(s.Round)), "-")
+}
+
 // runner carries a run's settings and its scratch directory.
 type runner struct {
-	cfg *Config
-	dir string
-	log io.Writer
+	cfg  *Config
+	dir  string
+	log  io.Writer
+	kept map[*target]server // slow starters of this round
+	// profiles of all cases so far.
+	profiles []profiles
 }
 
 // Run measures everything that cfg asks for and returns the samples in the order in which they were taken. Progress goes
 // to log. It holds the machine's benchmark lock meanwhile.
 func Run(ctx context.Context, cfg *Config, log io.Writer) ([]Sample, error) {
 	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := cfg.checkPeers(); err != nil {
 		return nil, err
 	}
 	unlock, err := lock(LockPath, log)
@@ -86,141 +115,114 @@ func Run(ctx context.Context, cfg *Config, log io.Writer) ([]Sample, error) {
 	}
 	defer os.RemoveAll(dir)
 	preciseTimers()
-	r := &runner{cfg: cfg, dir: dir, log: log}
-	cases := cfg.cases()
-	var samples []Sample
-	for round := 1; round <= cfg.Rounds; round++ {
-		for i, c := range cases {
-			fmt.Fprintf(log, "round %d/%d  case %2d/%d  %s %s ... ", round, cfg.Rounds, i+1, len(cases), c.workload, sizeName(c.size))
-			s := Sample{Workload: c.workload, Size: c.size, Round: round}
-			err := c.run(ctx, r, &s)
-			if cerr := os.RemoveAll(r.dataDir()); err == nil {
-				err = cerr
+	r := &runner{cfg: cfg, dir: dir, log: log, kept: map[*target]server{}}
+	defer r.endKept()
+	samples, err := r.rounds(ctx, cfg.cases())
+	if len(r.profiles) > 0 {
+		err = errors.Join(err, summarise(cfg.Mortard, cfg.Out, r.profiles))
+	}
+	return samples, err
+}
+
+func (r *runner) rounds(ctx context.Context, cases []benchCase) (samples []Sample, err error) {
+	for round := 1; round <= r.cfg.Rounds; round++ {
+		for i := range cases {
+			c := &cases[i]
+			s := Sample{Workload: c.workload, Variant: c.variant, System: c.system, Durable: c.durable, Size: c.size, Round: round}
+			fmt.Fprintf(r.log, "round %d/%d  case %2d/%d  %s ... ", round, r.cfg.Rounds, i+1, len(cases), c)
+			err := r.runCase(ctx, c, &s)
+			if i+1 == len(cases) || cases[i+1].target != c.target {
+				err = errors.Join(err, r.leave(c.target))
 			}
 			if errors.Is(err, errSkipped) {
-				fmt.Fprintln(log, "skipped")
+				fmt.Fprintln(r.log, err)
 				continue
 			}
 			if err != nil {
-				fmt.Fprintln(log, "failed")
-				return samples, fmt.Errorf("%s %s, round %d: %w", c.workload, sizeName(c.size), round, err)
+				fmt.Fprintln(r.log, "failed")
+				return samples, fmt.Errorf("%s, round %d: %w", c, round, err)
 			}
-			fmt.Fprintln(log, s.brief())
+			fmt.Fprintln(r.log, s.brief())
 			samples = append(samples, s)
 		}
+		r.endKept()
 	}
 	return samples, nil
 }
 
+func (r *runner) runCase(ctx context.Context, c *benchCase, s *Sample) error {
+	err := os.RemoveAll(r.dataDir())
+	if err == nil {
+		if c.target == nil {
+			err = c.alone(ctx, r, s)
+		} else {
+			err = r.runOn(ctx, c, s)
+		}
+	}
+	return errors.Join(err, os.RemoveAll(r.dataDir()))
+}
+
+// runOn runs a case on a server that is started for it, or kept from an earlier case of the round.
+func (r *runner) runOn(ctx context.Context, c *benchCase, s *Sample) error {
+	srv := r.kept[c.target]
+	if p, ok := srv.(*peerServer); ok {
+		p.signal(syscall.SIGCONT)
+	}
+	if srv == nil {
+		var err error
+		if srv, err = c.target.open(ctx, r, s); err != nil {
+			return err
+		}
+		if c.target.slow {
+			r.kept[c.target] = srv
+		}
+	}
+	if c.target.slow {
+		return c.load(ctx, r, s, srv)
+	}
+	defer srv.kill() // a no-op after close
+	if err := c.load(ctx, r, s, srv); err != nil {
+		return errors.Join(err, crashed(srv))
+	}
+	return srv.close(s)
+}
+
+// leave is called when another target's turn begins: a kept server of one node waits for its next case, a cluster, whose
+// nodes would take a pause for failures of one another, ends.
+func (r *runner) leave(t *target) error {
+	srv, ok := r.kept[t].(*peerServer)
+	if !ok {
+		return nil
+	}
+	if t.nodes == 1 {
+		srv.signal(syscall.SIGSTOP)
+		return nil
+	}
+	delete(r.kept, t)
+	return srv.close(nil)
+}
+
+// endKept ends the kept servers. Their data is thrown away, so how they end does not matter.
+func (r *runner) endKept() {
+	for t, srv := range r.kept {
+		if p, ok := srv.(*peerServer); ok {
+			p.signal(syscall.SIGCONT)
+		}
+		srv.kill()
+		delete(r.kept, t)
+	}
+}
+
+// crashed tells of brokers that ended by themselves.
+func crashed(srv server) error {
+	var errs []error
+	for _, d := range srv.daemons() {
+		errs = append(errs, d.Crashed())
+	}
+	return errors.Join(errs...)
+}
+
 func (r *runner) dataDir() string { return filepath.Join(r.dir, "data") }
-
-// withBroker starts mortard, lets fn use it and shuts it down. The data directory is empty before, unless s continues
-// with what was kept.
-func (r *runner) withBroker(ctx context.Context, s *Sample, fn func(*harness.Daemon) error) (err error) {
-	if !s.keepData {
-		if err := os.RemoveAll(r.dataDir()); err != nil {
-			return err
-		}
-	}
-	config := map[string]any{"journal_file_bytes": r.cfg.JournalFileBytes, "journal_max_files": r.cfg.JournalMaxFiles, "log_level": "warn"}
-	for k, v := range r.cfg.Broker {
-		config[k] = v
-	}
-	d, err := harness.Start(ctx, harness.Options{Binary: r.cfg.Mortard, DataDir: r.dataDir(), Config: config,
-		LogPath: filepath.Join(r.cfg.Out, "mortard.log")})
-	if err != nil {
-		return err
-	}
-	defer d.Kill() // a no-op after Stop
-	s.StartSeconds = d.ReadyIn.Seconds()
-	if err := fn(d); err != nil {
-		return errors.Join(err, d.Crashed())
-	}
-	select {
-	case <-d.Exited():
-		if err := d.Crashed(); err != nil {
-			return err
-		}
-		return nil // fn killed it
-	default:
-	}
-	u, err := d.Usage()
-	if err != nil {
-		return err
-	}
-	s.PeakRSSBytes = u.PeakRSS
-	began := now()
-	if err := d.Stop(harness.DefaultStopTimeout); err != nil {
-		return err
-	}
-	s.DrainSeconds = float64(now()-began) / 1e9
-	if s.Messages > 0 {
-		s.CPUSecondsPerMillion = (d.ExitCPU() - s.cpuAtStart).Seconds() / float64(s.Messages) * 1e6
-		s.SustainedMsgsPerSec = float64(s.Messages) / (s.Seconds + s.DrainSeconds)
-	}
-	return nil
-}
-
-// measure runs load, counts what completed meanwhile and takes profiles where asked.
-func (r *runner) measure(d *harness.Daemon, s *Sample, completed func() uint64, load func() error) error {
-	u, err := d.Usage()
-	if err != nil {
-		return err
-	}
-	s.cpuAtStart = u.CPU()
-	var prof *profiler
-	if r.cfg.Profile {
-		prof = startProfiles(d, filepath.Join(r.cfg.Out, fmt.Sprintf("%s-%s-%d", s.Workload, sizeName(s.Size), s.Round)), r.cfg.Duration)
-	}
-	before, began := completed(), now()
-	curve := startCurve(completed)
-	err = load()
-	elapsed := float64(now()-began) / 1e9
-	s.PerSecond = curve.stop()
-	if perr := prof.stop(); err == nil {
-		err = perr
-	}
-	if err != nil {
-		return err
-	}
-	s.Messages, s.Seconds = completed()-before, elapsed
-	s.MsgsPerSec = float64(s.Messages) / elapsed
-	s.MBPerSec = s.MsgsPerSec * float64(s.Size) / 1e6
-	return nil
-}
-
-// curve samples a counter in the background.
-type curve struct {
-	quit, done chan struct{}
-	points     []float64
-}
-
-func startCurve(count func() uint64) *curve {
-	c := &curve{quit: make(chan struct{}), done: make(chan struct{})}
-	go func() {
-		defer close(c.done)
-		t := time.NewTicker(sampleEvery)
-		defer t.Stop()
-		last, at := count(), now()
-		for {
-			select {
-			case <-c.quit:
-				return
-			case <-t.C:
-			}
-			n, t := count(), now()
-			c.points = append(c.points, float64(n-last)/(float64(t-at)/1e9))
-			last, at = n, t
-		}
-	}()
-	return c
-}
-
-func (c *curve) stop() []float64 {
-	close(c.quit)
-	<-c.done
-	return c.points
-}
 
 // lock waits for the exclusive lock on path; the file stays.
 func lock(path string, log io.Writer) (unlock func(), err error) {
@@ -241,18 +243,4 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 		}
 	}
 	return func() { f.Close() }, nil
-}
-
-// preciseTimers sets the timer slack of every thread of this process to 1 ns (proc(5), timerslack_ns): an idle Go
-// processor otherwise wakes up to 50 us late, which would be counted as the broker's latency. Threads that are started
-// later inherit it.
-func preciseTimers() {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return
-	}
-	for _, t := range tasks {
-		// Where it is not permitted the figures are a little higher for echo and broker alike.
-		_ = os.WriteFile("/proc/"+t.Name()+"/timerslack_ns", []byte("1"), 0)
-	}
 }

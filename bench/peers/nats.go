@@ -196,8 +196,8 @@ func (s *natsServer) request(ctx context.Context, addr, subject string, body any
 func natsStream(queue int) string  { return "S" + strconv.Itoa(queue) }
 func natsSubject(queue int) string { return "q" + strconv.Itoa(queue) }
 
-func (s *natsServer) Create(ctx context.Context, n int) error {
-	for i := range n {
+func (s *natsServer) Create(ctx context.Context, first, n int) error {
+	for i := first; i < first+n; i++ {
 		stream := natsStream(i)
 		config := map[string]any{"name": stream, "subjects": []string{natsSubject(i)}, "storage": "file", "num_replicas": len(s.nodes),
 			"retention": "limits", "discard": "old", "max_msgs": -1, "max_bytes": -1, "max_age": 0}

@@ -112,8 +112,8 @@ func nsqOK(b []byte) (int, error) {
 func nsqTopic(queue int) string { return "q" + strconv.Itoa(queue) }
 
 // Create makes topic and channel by subscribing once.
-func (s *nsqServer) Create(ctx context.Context, n int) error {
-	for i := range n {
+func (s *nsqServer) Create(ctx context.Context, first, n int) error {
+	for i := first; i < first+n; i++ {
 		c, err := s.Consumer(ctx, i, 0)
 		if err != nil {
 			return err

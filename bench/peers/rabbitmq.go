@@ -28,7 +28,7 @@ func rabbitPeers() []*bench.Peer {
 		if nodes > 1 {
 			name = fmt.Sprintf("rabbitmq-%d", nodes)
 		}
-		list = append(list, &bench.Peer{Name: name, Nodes: nodes, Durable: true,
+		list = append(list, &bench.Peer{Name: name, Nodes: nodes, Durable: true, SlowStart: true,
 			About:   fmt.Sprintf("RabbitMQ quorum queues, %d node(s), publisher confirms, persistent messages", nodes),
 			Missing: rabbitMissing,
 			Start: func(ctx context.Context, o *bench.PeerOptions) (bench.PeerServer, error) {
@@ -182,13 +182,13 @@ func rabbitQueue(queue int) string { return "q" + strconv.Itoa(queue) }
 
 // Create declares the queues on the first node, which makes it their leader; everybody connects to it. Start
 // has waited for all nodes, so each queue gets a member on every one.
-func (s *rabbitServer) Create(ctx context.Context, n int) error {
+func (s *rabbitServer) Create(ctx context.Context, first, n int) error {
 	c, _, err := s.dial(ctx, 0)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	for i := range n {
+	for i := first; i < first+n; i++ {
 		const durable = 1 << 1
 		args := amqpArgs{}.short(0).str(rabbitQueue(i)).octet(durable).table("x-queue-type", "quorum", "x-queue-leader-locator", "client-local")
 		if err := amqpCall(c, amqpChannel, amqpQueueDeclare, args, amqpQueueDeclareOK, nil); err != nil {

@@ -86,8 +86,8 @@ func (s *redisServer) call(ctx context.Context, args ...string) error {
 
 func redisKey(queue int) string { return "q" + strconv.Itoa(queue) }
 
-func (s *redisServer) Create(ctx context.Context, n int) error {
-	for i := range n {
+func (s *redisServer) Create(ctx context.Context, first, n int) error {
+	for i := first; i < first+n; i++ {
 		if err := s.call(ctx, "XGROUP", "CREATE", redisKey(i), redisGroup, "0", "MKSTREAM"); err != nil {
 			return err
 		}

@@ -1,4 +1,5 @@
-// Command mortarbench measures mortard against the limits of the machine it runs on; see package bench for the method.
+// Command mortarbench measures mortard against the limits of the machine it runs on and against other brokers; see package
+// bench for the method.
 package main
 
 import (
@@ -10,18 +11,24 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/mortarmq/mortarmq/bench"
+	"github.com/mortarmq/mortarmq/bench/peers"
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == bench.EchoArg {
-		if err := bench.RunEchoServer(); err != nil {
+		kind := ""
+		if len(os.Args) > 2 {
+			kind = os.Args[2]
+		}
+		if err := bench.RunEchoServer(kind); err != nil {
 			fmt.Fprintln(os.Stderr, "mortarbench:", err)
 			os.Exit(1)
 		}
@@ -80,31 +87,43 @@ func writeFile(path string, write func(io.Writer) error) error {
 
 func parse(args []string, stderr io.Writer) (*bench.Config, error) {
 	cfg := bench.DefaultConfig()
-	fs := flag.NewFlagSet("mortarbench", flag.ContinueOnError)
-	fs.SetOutput(stderr)
-	fs.Bool("quick", false, "short runs on small journals: shows that everything works")
-	workloads := fs.String("workloads", strings.Join(bench.Workloads, ","), "what to measure, separated by commas")
-	sizes := fs.String("sizes", "100,1024,16384", "value sizes in bytes, separated by commas")
-	set := fs.String("set", "", "further configuration of mortard: key=value,key=value")
-	fs.StringVar(&cfg.Mortard, "mortard", "", "the broker's binary (default: build it)")
-	fs.StringVar(&cfg.Dir, "dir", os.TempDir(), "where to put data directories: decides which device is measured")
-	fs.StringVar(&cfg.Out, "out", "", "directory for results (default: bench-results/<time>)")
-	fs.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "how often to go through all cases")
-	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "length of runs that are measured by time")
-	fs.DurationVar(&cfg.Warmup, "warmup", cfg.Warmup, "uncounted beginning of each run")
-	fs.Int64Var(&cfg.JournalFileBytes, "journal-file-bytes", cfg.JournalFileBytes, "size of one journal file")
-	fs.IntVar(&cfg.JournalMaxFiles, "journal-max-files", cfg.JournalMaxFiles, "number of journal files")
-	fs.Float64Var(&cfg.JournalMultiple, "journal-multiple", cfg.JournalMultiple, "journal capacities that a publish run sends")
-	fs.Float64Var(&cfg.Rate, "rate", cfg.Rate, "messages per second of the end-to-end runs")
-	fs.IntVar(&cfg.CatchupMessages, "catchup-messages", cfg.CatchupMessages, "messages that the catch-up runs read")
-	fs.Int64Var(&cfg.RestartBytes, "restart-bytes", cfg.RestartBytes, "bytes stored before the restart runs")
-	fs.BoolVar(&cfg.Profile, "profile", os.Getenv("PROFILE") == "1", "fetch profiles of the broker (also: PROFILE=1)")
-	// --quick changes defaults, so it has to be known before the other flags are read.
+	// --quick and --peers change defaults, so they have to be known before the other flags are read.
+	for _, a := range args {
+		if name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "="); strings.HasPrefix(a, "-") && name == "peers" {
+			cfg.Compare()
+		}
+	}
 	for _, a := range args {
 		if a == "-quick" || a == "--quick" {
 			cfg.Quick()
 		}
 	}
+	fs := flag.NewFlagSet("mortarbench", flag.ContinueOnError)
+	fs.SetOutput(stderr)
+	fs.Bool("quick", false, "short runs on small journals: shows that everything works")
+	peerNames := fs.String("peers", "", "other brokers to measure beside mortard, separated by commas: nats, nsq, redis, rabbitmq, all, or single ones: "+strings.Join(names(peers.All()), ", "))
+	workloads := fs.String("workloads", strings.Join(cfg.Workloads, ","), "what to measure, separated by commas; all are "+strings.Join(bench.Workloads, ","))
+	set := fs.String("set", "", "further configuration of mortard: key=value,key=value")
+	numbers(fs, "sizes", &cfg.Sizes, "value sizes of the publish runs in bytes")
+	numbers(fs, "other-sizes", &cfg.OtherSizes, "value sizes of the other workloads")
+	numbers(fs, "cluster-sizes", &cfg.ClusterSizes, "value sizes of the pipelined cluster runs")
+	numbers(fs, "partitions", &cfg.Partitions, "partition counts of the partitions runs")
+	numbers(fs, "members", &cfg.Members, "group sizes of the end-to-end runs")
+	numbers(fs, "restart-bytes", &cfg.RestartBytes, "bytes stored before restarts, a run for each")
+	fs.StringVar(&cfg.Mortard, "mortard", "", "the broker's binary (default: build it)")
+	fs.StringVar(&cfg.Dir, "dir", os.TempDir(), "where to put data directories: decides which device is measured")
+	fs.StringVar(&cfg.Out, "out", "", "directory for results (default: bench-results/<time>)")
+	fs.StringVar(&cfg.Cache, "cache", cfg.Cache, "where bench/peers/install.sh has put programs")
+	fs.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "how often to go through all cases")
+	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "length of runs that are measured by time, the most of a peer's")
+	fs.DurationVar(&cfg.Warmup, "warmup", cfg.Warmup, "uncounted beginning of each run")
+	fs.DurationVar(&cfg.MixedDuration, "mixed-duration", cfg.MixedDuration, "length of the mixed run")
+	fs.Int64Var(&cfg.JournalFileBytes, "journal-file-bytes", cfg.JournalFileBytes, "size of one journal file")
+	fs.IntVar(&cfg.JournalMaxFiles, "journal-max-files", cfg.JournalMaxFiles, "number of journal files")
+	fs.Float64Var(&cfg.JournalMultiple, "journal-multiple", cfg.JournalMultiple, "journal capacities that a publish run sends")
+	fs.Float64Var(&cfg.Rate, "rate", cfg.Rate, "messages per second of the end-to-end and mixed runs")
+	fs.IntVar(&cfg.CatchupMessages, "catchup-messages", cfg.CatchupMessages, "messages that the catch-up runs read")
+	fs.BoolVar(&cfg.Profile, "profile", os.Getenv("PROFILE") == "1", "take profiles of the broker (also: PROFILE=1)")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
 	}
@@ -112,13 +131,9 @@ func parse(args []string, stderr io.Writer) (*bench.Config, error) {
 		return nil, fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
 	cfg.Workloads = strings.Split(*workloads, ",")
-	cfg.Sizes = nil
-	for _, s := range strings.Split(*sizes, ",") {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return nil, fmt.Errorf("--sizes: %q is not a number of bytes", s)
-		}
-		cfg.Sizes = append(cfg.Sizes, n)
+	var err error
+	if cfg.Peers, err = choosePeers(*peerNames); err != nil {
+		return nil, err
 	}
 	if err := parseSettings(*set, cfg.Broker); err != nil {
 		return nil, err
@@ -127,6 +142,56 @@ func parse(args []string, stderr io.Writer) (*bench.Config, error) {
 		cfg.Out = filepath.Join("bench-results", time.Now().UTC().Format("20060102-150405"))
 	}
 	return &cfg, nil
+}
+
+// numbers is a flag that replaces a list of numbers.
+func numbers[N int | int64](fs *flag.FlagSet, name string, list *[]N, usage string) {
+	var text []string
+	for _, n := range *list {
+		text = append(text, fmt.Sprint(n))
+	}
+	fs.Func(name, usage+", separated by commas (default "+strings.Join(text, ",")+")", func(s string) error {
+		*list = nil
+		for _, t := range strings.Split(s, ",") {
+			n, err := strconv.ParseInt(t, 10, 64)
+			if err != nil {
+				return fmt.Errorf("%q is not a number", t)
+			}
+			*list = append(*list, N(n))
+		}
+		return nil
+	})
+}
+
+func names(list []*bench.Peer) (all []string) {
+	for _, p := range list {
+		all = append(all, p.Name)
+	}
+	return all
+}
+
+// choosePeers finds peers by name or by the system's name, which is the name's beginning.
+func choosePeers(text string) ([]*bench.Peer, error) {
+	all := peers.All()
+	if text == "" {
+		return nil, nil
+	}
+	if text == "all" {
+		return all, nil
+	}
+	chosen := map[string]bool{}
+	for _, want := range strings.Split(text, ",") {
+		found := false
+		for _, name := range names(all) {
+			if name == want || strings.HasPrefix(name, want+"-") && !strings.Contains(want, "-") {
+				found, chosen[name] = true, true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("--peers: unknown peer %q: use nats, nsq, redis, rabbitmq, all, or some of %s", want, strings.Join(names(all), ", "))
+		}
+	}
+	return slices.DeleteFunc(all, func(p *bench.Peer) bool { return !chosen[p.Name] }), nil
 }
 
 // parseSettings reads "key=value,..." into keys; values are numbers or booleans where they look like it, else strings.
