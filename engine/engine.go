@@ -21,6 +21,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/coord"
@@ -36,7 +37,7 @@ type Engine struct {
 	opts    Options
 	log     *slog.Logger
 	started time.Time
-	epoch   wal.Epoch
+	epoch   atomic.Uint32 // wal.Epoch; in a cluster the leader's
 	backend string
 	reason  string
 
@@ -66,16 +67,25 @@ func Open(opts Options) (*Engine, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	layout, err := openLayout(opts.DataDir, opts.Shards)
-	if err != nil {
-		return nil, err
+	journals := 0
+	if c := opts.cluster; c != nil {
+		journals = c.logs // the cluster has agreed on it
+	} else {
+		layout, err := openLayout(opts.DataDir, opts.Shards)
+		if err != nil {
+			return nil, err
+		}
+		journals = layout.Journals
 	}
+	var err error
 	e := &Engine{opts: opts, log: opts.Logger, started: time.Now(), coordDone: make(chan struct{})}
 	if e.sleeper, err = ring.NewSleeper(); err != nil {
 		return nil, err
 	}
 	e.coord = coord.New(coord.Options{
 		Sleeper:                 e.sleeper,
+		NodeID:                  opts.cluster.node(),
+		Standby:                 opts.cluster != nil,
 		PartitionDefaultCount:   opts.PartitionDefaultCount,
 		DeliveryMaxAttempts:     opts.DeliveryMaxAttempts,
 		DeliveryLease:           opts.DeliveryLease,
@@ -86,8 +96,8 @@ func Open(opts Options) (*Engine, error) {
 		Logger:                  opts.Logger,
 		Now:                     e.now,
 		WallMs:                  e.wallMs,
-	}, engineLog{e}, engineStore{e}, e.place, layout.Journals)
-	for i := range layout.Journals {
+	}, engineLog{e}, engineStore{e}, e.place, journals)
+	for i := range journals {
 		e.pools = append(e.pools, ring.NewPool(opts.MemoryBytes))
 		e.shards = append(e.shards, newShard(e, i))
 		e.stores = append(e.stores, newStoreLoop(e, i))
@@ -142,6 +152,7 @@ func (h recovery) Record(s wal.StreamID, r *wal.Record, fromJournal bool) error 
 // recover opens every journal in turn. The store goroutines do it, each on the ring that it keeps.
 func (e *Engine) recover() error {
 	var recoveries []*wal.Recovery
+	var epoch wal.Epoch
 	for i, l := range e.stores {
 		report := make(chan opened, 1)
 		go l.run(e.openOptions(i), recovery{e: e, journal: i}, report)
@@ -151,14 +162,21 @@ func (e *Engine) recover() error {
 		}
 		e.shards[i].journal = o.journal
 		recoveries = append(recoveries, o.recovery)
-		e.epoch = max(e.epoch, o.recovery.Epoch)
+		epoch = max(epoch, o.recovery.Epoch)
 		e.report(i, o.recovery)
 	}
+	if e.opts.cluster != nil {
+		epoch = 0
+		for _, r := range recoveries {
+			epoch = max(epoch, r.Log.Last.Epoch)
+		}
+	}
+	e.epoch.Store(uint32(epoch))
 	lastTopic := uint16(0)
 	for i, r := range recoveries {
 		lastTopic = max(lastTopic, r.LastTopic)
 		s := e.shards[i]
-		s.epoch = e.epoch
+		s.epoch = epoch
 		for id, last := range r.LastSequences {
 			switch id.Kind {
 			case wal.Ledger:
@@ -174,9 +192,17 @@ func (e *Engine) recover() error {
 			}
 		}
 	}
-	e.coord.Epoch(e.epoch)
+	e.coord.Epoch(epoch)
 	if err := e.coord.CheckIDs(lastTopic); err != nil {
 		return err
+	}
+	if c := e.opts.cluster; c != nil {
+		for i, r := range recoveries {
+			if err := c.join(e.shards[i], r); err != nil {
+				return err
+			}
+		}
+		return nil // the recovery goes on until this node leads
 	}
 	for _, s := range e.shards {
 		s.dedup.dropTopics(e.coord.TopicDeleted)
@@ -225,7 +251,7 @@ func (e *Engine) shardDir(i int) string {
 
 func (e *Engine) openOptions(i int) wal.OpenOptions {
 	dir := e.shardDir(i)
-	return wal.OpenOptions{
+	o := wal.OpenOptions{
 		Journal: wal.JournalOptions{
 			Dir: filepath.Join(dir, "journal", fmt.Sprint(i)), ID: i,
 			FileBytes: e.opts.JournalFileBytes, MinFiles: e.opts.JournalMinFiles, MaxFiles: e.opts.JournalMaxFiles,
@@ -238,6 +264,10 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 		Deleted: e.coord.TopicDeleted,
 		Now:     e.now,
 	}
+	if c := e.opts.cluster; c != nil {
+		o.Replicated, o.Suspect, o.Journal.Random = true, c.suspect, c.random
+	}
+	return o
 }
 
 // openFiles is a store's share of the descriptors.
@@ -352,6 +382,9 @@ func (e *Engine) failed(err error) {
 	e.mu.Unlock()
 	if first {
 		e.coord.LogFailed(err.Error())
+		if c := e.opts.cluster; c != nil {
+			c.failed(err)
+		}
 	}
 }
 
@@ -363,8 +396,19 @@ func (e *Engine) Err() error {
 }
 
 // now is the monotonic time since the engine was opened; wallMs the wall clock in Unix milliseconds.
-func (e *Engine) now() time.Duration { return time.Since(e.started) }
-func (e *Engine) wallMs() uint64     { return uint64(time.Now().UnixMilli()) }
+func (e *Engine) now() time.Duration {
+	if c := e.opts.Clock; c != nil {
+		return c.Now()
+	}
+	return time.Since(e.started)
+}
+
+func (e *Engine) wallMs() uint64 {
+	if c := e.opts.Clock; c != nil {
+		return c.WallMs()
+	}
+	return uint64(time.Now().UnixMilli())
+}
 
 // until is the time to sleep before next, an instant on the clock of now: negative, for ever, where that is wal.Never.
 func (e *Engine) until(next time.Duration) time.Duration {
@@ -419,7 +463,7 @@ func (s engineStore) Read(journal int, req *wal.ReadRequest) {
 }
 
 func (s engineStore) SaveSnapshot(journal int, kind wal.SnapshotKind, position uint64, data []byte) {
-	s.e.stores[journal].inbox.Push(storeMessage{kind: storeSnapshot, snapshotKind: kind, position: position, epoch: s.e.epoch, data: data})
+	s.e.stores[journal].inbox.Push(storeMessage{kind: storeSnapshot, snapshotKind: kind, position: position, epoch: wal.Epoch(s.e.epoch.Load()), data: data})
 }
 
 func (s engineStore) DropTopic(topic uint16) {

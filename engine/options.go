@@ -41,7 +41,20 @@ type Options struct {
 	IOBackend string
 	// OpenDevice opens the disk for each goroutine that uses one; nil means a ring.Ring by IOBackend.
 	OpenDevice func() (Device, error)
-	Logger     *slog.Logger
+	// Clock is the time; nil means the machine's.
+	Clock  Clock
+	Logger *slog.Logger
+
+	// cluster is set by Node.
+	cluster *clusterOptions
+}
+
+// Clock is where an engine takes the time from. Any goroutine calls it.
+type Clock interface {
+	// Now is a monotonic time since some moment in the past.
+	Now() time.Duration
+	// WallMs is the wall clock in Unix milliseconds.
+	WallMs() uint64
 }
 
 // DefaultOptions returns the defaults of the specification, for the data directory dir.

@@ -172,17 +172,17 @@ type replication struct {
 	opened func()
 	probed func(replica.Index)
 
-	flight   fifo[uint64] // tickets of the rounds at the device, 0 where there is none
-	history  fifo[keptRound]
-	oldest   replica.Index // of history's front, if it has one
-	kept     int64         // bytes of history
+	flight  fifo[uint64] // tickets of the rounds at the device, 0 where there is none
+	history fifo[keptRound]
+	oldest  replica.Index // of history's front, if it has one
+	kept    int64         // bytes of history
 	// sealedBytes adds up the bytes of all rounds of the log since the start.
 	sealedBytes int64
-	incoming fifo[*replicaEvent]
-	acked    peerwire.Flushed // the last FLUSHED that was sent
-	adopting *replicaEvent    // says how far a candidate's log has to come
-	heard    []followerState  // by others
-	scratch  replica.Progress
+	incoming    fifo[*replicaEvent]
+	acked       peerwire.Flushed // the last FLUSHED that was sent
+	adopting    *replicaEvent    // says how far a candidate's log has to come
+	heard       []followerState  // by others
+	scratch     replica.Progress
 }
 
 // refusal is the answer to publishes at the moment.
@@ -336,9 +336,6 @@ func (r *replication) drop(ev *replicaEvent) {
 	if ev.payload != nil {
 		ev.payload.Release()
 	}
-	if ev.kind == evAdopt && ev.done != nil {
-		ev.done(errors.New("the rounds came too late"))
-	}
 	ev.recycle()
 }
 
@@ -421,11 +418,12 @@ func notLeading(h *hint) *refusal {
 
 // hint is where the leader is.
 type hint struct {
-	node replica.NodeID
+	name string // as operators know the node
 	addr string // its client port
 }
 
-func (h *hint) String() string { return fmt.Sprintf("leader=%d %s", h.node, h.addr) }
+// String is the text of 0x6005 that client libraries follow.
+func (h *hint) String() string { return fmt.Sprintf("leader=%s %s", h.name, h.addr) }
 
 // round returns the round at an index, if it is in memory.
 func (r *replication) round(i replica.Index) *wal.Round {
@@ -621,9 +619,8 @@ func (r *replication) advance() {
 		}
 		round := e.repl.r
 		bytes += round.Bytes()
-		round.Retain()
+		round.Retain() // publishRound takes one, history keeps the other
 		urgent = s.publishRound(round) || urgent
-		round.Release()
 		r.keep(e.repl.point.Index, keptRound{round, e.repl.upTo})
 		s.inFlight.pop()
 	}
@@ -787,11 +784,7 @@ func (r *replication) adopted() {
 		return
 	}
 	r.adopting = nil
-	var err error
-	if e, ok := r.log.EpochAt(ev.point.Index); !ok || e != ev.point.Epoch || r.log.FlushedIndex() < ev.point.Index {
-		err = fmt.Errorf("the log ends at %s after the fetch of %s", r.log.Last(), ev.point)
-	}
-	ev.done(err)
+	ev.fenced(r.log.End())
 	ev.recycle()
 }
 
@@ -816,6 +809,9 @@ func (s *shard) fold(r *wal.Round) {
 	var rec wal.Record
 	for i := range r.Entries {
 		e := &r.Entries[i]
+		if e.Stream.Kind == wal.Messages && s.gone.has(e.Stream.Topic) {
+			continue
+		}
 		switch e.Stream.Kind {
 		case wal.Ledger:
 			s.ledgerSeq = max(s.ledgerSeq, e.Last())

@@ -73,7 +73,7 @@ func (l *storeLoop) add(r *wal.Round) {
 }
 
 func (l *storeLoop) saveDedup(round wal.RoundNumber, data []byte) {
-	l.inbox.Push(storeMessage{kind: storeSnapshot, snapshotKind: wal.SnapshotDedup, position: uint64(round), epoch: l.eng.epoch, data: data})
+	l.inbox.Push(storeMessage{kind: storeSnapshot, snapshotKind: wal.SnapshotDedup, position: uint64(round), epoch: wal.Epoch(l.eng.epoch.Load()), data: data})
 }
 
 // requestSweep asks for a sweep because the journal has no room; called by the shard as often as it likes.

@@ -1,0 +1,68 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// clusterOptions are what an engine needs to know as part of a cluster.
+type clusterOptions struct {
+	self  replica.NodeID
+	nodes []replica.NodeID // all, ascending
+	logs  int
+	peers Peers
+	// suspect puts on record that a journal's end is missing, see wal.OpenOptions.
+	suspect func(error) error
+	// random makes the keys of journal files, nil for the system's.
+	random func() uint64
+	// failed hears of a disk that failed; behind that a peer needs what is no longer in memory. Any goroutine calls them.
+	failed func(error)
+	behind func(log int, peer replica.NodeID)
+}
+
+// node is the node's number for the metadata log, 0 for a node on its own.
+func (c *clusterOptions) node() uint16 {
+	if c == nil {
+		return 0
+	}
+	return uint16(c.self)
+}
+
+// join makes a recovered shard part of the cluster: idle, with what is not known to be committed pending.
+func (c *clusterOptions) join(s *shard, rec *wal.Recovery) error {
+	points := make([]replica.Point, len(rec.Pending))
+	for i, r := range rec.Pending {
+		p, _ := r.Log()
+		points[i] = replicaPoint(p)
+	}
+	log, err := replica.NewLog(c.self, c.nodes, replicaPoint(rec.Log.Committed), points)
+	if err != nil {
+		return fmt.Errorf("log %d: %w", s.id, err)
+	}
+	r := &replication{
+		s: s, log: log, peers: c.peers, logger: s.log,
+		behind:  func(peer replica.NodeID) { c.behind(s.id, peer) },
+		deposed: notLeading(nil),
+	}
+	for _, id := range c.nodes {
+		if id != c.self {
+			r.others = append(r.others, id)
+		}
+	}
+	r.heard = make([]followerState, len(r.others))
+	for i, round := range rec.Pending {
+		r.sealedBytes += int64(round.Bytes())
+		s.inFlight.push(roundAnswers{round: round.Number, repl: replicaRound{
+			r: round, point: points[i], upTo: r.sealedBytes, flushed: true,
+		}})
+	}
+	s.repl = r
+	r.report()
+	return nil
+}
+
+func replicaPoint(p wal.LogPoint) replica.Point {
+	return replica.Point{Epoch: replica.Epoch(p.Epoch), Index: replica.Index(p.Index)}
+}

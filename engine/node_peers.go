@@ -1,0 +1,152 @@
+package engine
+
+import (
+	"errors"
+
+	"github.com/mortarmq/mortarmq/engine/peerwire"
+	"github.com/mortarmq/mortarmq/engine/replica"
+)
+
+// What the transport delivers; any goroutine calls these methods.
+
+// Connected tells that frames reach a peer on a lane again.
+func (n *Node) Connected(from replica.NodeID, lane peerwire.Lane) {
+	switch lane {
+	case peerwire.Control:
+		n.inbox.Push(nodeEvent{kind: nodeConnected, from: from})
+	case peerwire.Log:
+		n.postShards(evConnected, from)
+	}
+}
+
+// Disconnected tells that a lane to a peer is gone.
+func (n *Node) Disconnected(from replica.NodeID, lane peerwire.Lane) {
+	if lane == peerwire.Control {
+		n.inbox.Push(nodeEvent{kind: nodeDisconnected, from: from})
+	}
+}
+
+// Writable tells that there is room on a lane again after a send was refused.
+func (n *Node) Writable(to replica.NodeID, lane peerwire.Lane) {
+	if lane == peerwire.Log {
+		n.postShards(evWritable, to)
+	}
+}
+
+func (n *Node) postShards(kind replicaKind, peer replica.NodeID) {
+	if e := n.engine.Load(); e != nil {
+		for _, s := range e.shards {
+			s.inbox.Push(message{kind: msgReplica, replica: &replicaEvent{kind: kind, peer: peer}})
+		}
+	}
+}
+
+// Message takes a message of another node's replica.Node, which is handed over.
+func (n *Node) Message(from replica.NodeID, m *replica.Message) {
+	n.inbox.Push(nodeEvent{kind: nodeMessage, from: from, message: m})
+}
+
+// Append takes a round, or a probe if payload is nil. a is borrowed, payload is handed over.
+func (n *Node) Append(from replica.NodeID, a *peerwire.Append, payload peerwire.Payload) {
+	ev := replicaEvents.Get().(*replicaEvent)
+	ev.kind, ev.peer, ev.append, ev.payload = evAppend, from, *a, payload
+	n.deliver(int(a.Log), ev)
+}
+
+// Flushed takes a follower's acknowledgement, which is borrowed.
+func (n *Node) Flushed(from replica.NodeID, f *peerwire.Flushed) {
+	ev := replicaEvents.Get().(*replicaEvent)
+	ev.kind, ev.peer, ev.epoch, ev.index, ev.instance, ev.voter = evFlushed, from, f.Epoch, f.Index, f.Instance, f.Voter
+	n.deliver(int(f.Log), ev)
+}
+
+// Reject takes a follower's refusal, which is borrowed.
+func (n *Node) Reject(from replica.NodeID, r *peerwire.Reject) {
+	ev := replicaEvents.Get().(*replicaEvent)
+	ev.kind, ev.peer, ev.epoch, ev.instance, ev.end = evReject, from, r.Epoch, r.Instance, r.End
+	n.deliver(int(r.Log), ev)
+}
+
+// deliver hands a pooled event to a shard.
+func (n *Node) deliver(log int, ev *replicaEvent) {
+	e := n.engine.Load()
+	if e == nil || log >= len(e.shards) || !e.shards[log].inbox.Push(message{kind: msgReplica, replica: ev}) {
+		if ev.payload != nil {
+			ev.payload.Release()
+		}
+		ev.recycle()
+	}
+}
+
+// Bulk takes a frame of the bulk lane; frame and payload are handed over.
+func (n *Node) Bulk(from replica.NodeID, f peerwire.BulkFrame, payload peerwire.Payload) {
+	if fetch, ok := f.(*peerwire.Fetch); ok {
+		n.deliver(int(fetch.Log), &replicaEvent{kind: evFetch, peer: from, transfer: fetch.Transfer, index: fetch.After, point: fetch.UpTo})
+		return
+	}
+	if !n.inbox.Push(nodeEvent{kind: nodeBulk, from: from, frame: f, payload: payload}) && payload != nil {
+		payload.Release()
+	}
+}
+
+// fetch asks another node for the rounds of a log that this one lacks to lead.
+func (n *Node) fetch(o replica.FetchLog) {
+	n.lastFetch++
+	n.fetches[n.lastFetch] = &fetch{out: o}
+	ask := &peerwire.Fetch{Transfer: peerwire.Transfer{Log: uint16(o.Log), ID: n.lastFetch}, After: o.After, UpTo: o.Upto}
+	if !n.opts.Peers.Bulk(o.From, ask, nil, nil) {
+		delete(n.fetches, n.lastFetch)
+		n.machine.FetchFailed(n.now(), o.Epoch, o.Log)
+	}
+}
+
+// bulk handles a frame of the bulk lane.
+func (n *Node) bulk(ev *nodeEvent) {
+	f := n.fetches[ev.frame.Of().ID]
+	switch frame := ev.frame.(type) {
+	case *peerwire.Fetched:
+		if f == nil || f.out.From != ev.from || n.machine.State().Promised != f.out.Epoch {
+			break
+		}
+		n.post(f.out.Log, &replicaEvent{kind: evAdopt, peer: ev.from, payload: ev.payload,
+			append: peerwire.Append{Log: frame.Log, Epoch: f.out.Epoch, Prev: frame.Prev, Point: frame.Point, Commit: frame.Commit}})
+		return
+	case *peerwire.FetchEnd:
+		if f == nil || f.out.From != ev.from {
+			break
+		}
+		id := frame.ID
+		if !frame.OK {
+			n.log.Warn("a node can't give the rounds that this one lacks to lead", "peer", ev.from, "log", f.out.Log, "reason", frame.Reason)
+			n.fetched(&nodeEvent{id: id, err: errors.New(frame.Reason)})
+			break
+		}
+		n.post(f.out.Log, &replicaEvent{kind: evAdopted, point: f.out.Upto, fenced: func(end replica.End) {
+			n.inbox.Push(nodeEvent{kind: nodeFetched, id: id, end: end})
+		}})
+	default:
+	}
+	if ev.payload != nil {
+		ev.payload.Release()
+	}
+}
+
+// fetched tells the machine how a fetch ended.
+func (n *Node) fetched(ev *nodeEvent) {
+	f := n.fetches[ev.id]
+	if f == nil {
+		return
+	}
+	delete(n.fetches, ev.id)
+	if ev.err != nil {
+		n.machine.FetchFailed(n.now(), f.out.Epoch, f.out.Log)
+		return
+	}
+	n.machine.Fetched(n.now(), f.out.Epoch, f.out.Log, ev.end)
+}
+
+// peerBehind is called for a follower that needs what this leader has no longer in memory.
+func (n *Node) peerBehind(*nodeEvent) {}
+
+// startCatchup begins to catch up in bulk.
+func (n *Node) startCatchup(replica.StartCatchup) {}

@@ -1,0 +1,373 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine/peerwire"
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// mesh is the network of a cluster in one process: what is sent arrives in order on a goroutine per direction, until a node
+// is cut off.
+type mesh struct {
+	mu    sync.Mutex
+	nodes map[replica.NodeID]*Node
+	cut   map[[2]replica.NodeID]bool // from, to
+	pipes map[[2]replica.NodeID]chan func(*Node)
+	wg    sync.WaitGroup
+}
+
+func newMesh() *mesh {
+	return &mesh{nodes: map[replica.NodeID]*Node{}, cut: map[[2]replica.NodeID]bool{}, pipes: map[[2]replica.NodeID]chan func(*Node){}}
+}
+
+func (m *mesh) deliver(from, to replica.NodeID, f func(*Node)) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	k := [2]replica.NodeID{from, to}
+	if m.cut[k] {
+		return false
+	}
+	p := m.pipes[k]
+	if p == nil {
+		p = make(chan func(*Node), 1<<16)
+		m.pipes[k] = p
+		m.wg.Add(1)
+		go func() {
+			defer m.wg.Done()
+			for f := range p {
+				m.mu.Lock()
+				n := m.nodes[to]
+				if m.cut[k] {
+					n = nil
+				}
+				m.mu.Unlock()
+				f(n)
+			}
+		}()
+	}
+	select {
+	case p <- f:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *mesh) set(id replica.NodeID, n *Node) {
+	m.mu.Lock()
+	m.nodes[id] = n
+	m.mu.Unlock()
+	if n == nil {
+		return
+	}
+	for _, other := range []replica.NodeID{1, 2, 3} {
+		if other == id {
+			continue
+		}
+		for lane := peerwire.Control; lane < peerwire.Lanes; lane++ {
+			m.deliver(id, other, func(n *Node) {
+				if n != nil {
+					n.Connected(id, lane)
+				}
+			})
+		}
+	}
+}
+
+func (m *mesh) isolate(id replica.NodeID, on bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, other := range []replica.NodeID{1, 2, 3} {
+		m.cut[[2]replica.NodeID{id, other}], m.cut[[2]replica.NodeID{other, id}] = on, on
+	}
+}
+
+func (m *mesh) close() {
+	m.mu.Lock()
+	for _, p := range m.pipes {
+		close(p)
+	}
+	m.mu.Unlock()
+	m.wg.Wait()
+}
+
+// meshPeers is a node's end of the mesh.
+type meshPeers struct {
+	m    *mesh
+	self replica.NodeID
+}
+
+// heap is a payload that was copied, as a network does.
+type heap []byte
+
+func (h heap) Bytes() []byte { return h }
+func (h heap) Release()      {}
+
+func copied(b []byte) peerwire.Payload {
+	if b == nil {
+		return nil
+	}
+	return heap(bytes.Clone(b))
+}
+
+func (p meshPeers) Message(to replica.NodeID, msg *replica.Message) bool {
+	c := *msg
+	c.Ends, c.Commits = append([]replica.End(nil), msg.Ends...), append([]replica.Index(nil), msg.Commits...)
+	return p.m.deliver(p.self, to, func(n *Node) {
+		if n != nil {
+			n.Message(p.self, &c)
+		}
+	})
+}
+
+func (p meshPeers) Append(to replica.NodeID, a *peerwire.Append, payload []byte, owner peerwire.Releaser) bool {
+	frame, b := *a, copied(payload)
+	ok := p.m.deliver(p.self, to, func(n *Node) {
+		if n != nil {
+			n.Append(p.self, &frame, b)
+		}
+	})
+	if ok && owner != nil {
+		owner.Release()
+	}
+	return ok
+}
+
+func (p meshPeers) Flushed(to replica.NodeID, f *peerwire.Flushed) bool {
+	c := *f
+	return p.m.deliver(p.self, to, func(n *Node) {
+		if n != nil {
+			n.Flushed(p.self, &c)
+		}
+	})
+}
+
+func (p meshPeers) Reject(to replica.NodeID, r *peerwire.Reject) bool {
+	c := *r
+	return p.m.deliver(p.self, to, func(n *Node) {
+		if n != nil {
+			n.Reject(p.self, &c)
+		}
+	})
+}
+
+func (p meshPeers) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner peerwire.Releaser) bool {
+	b := copied(payload)
+	ok := p.m.deliver(p.self, to, func(n *Node) {
+		if n != nil {
+			n.Bulk(p.self, f, b)
+		}
+	})
+	if ok && owner != nil {
+		owner.Release()
+	}
+	return ok
+}
+
+// trio is a cluster of three nodes in one process.
+type trio struct {
+	t     *testing.T
+	m     *mesh
+	dirs  map[replica.NodeID]string
+	nodes map[replica.NodeID]*Node
+	tune  func(*NodeOptions)
+}
+
+func newTrio(t *testing.T, tune func(*NodeOptions)) *trio {
+	c := &trio{t: t, m: newMesh(), dirs: map[replica.NodeID]string{}, nodes: map[replica.NodeID]*Node{}, tune: tune}
+	for id := replica.NodeID(1); id <= 3; id++ {
+		c.dirs[id] = t.TempDir()
+	}
+	t.Cleanup(func() {
+		for id := range c.dirs {
+			c.stop(id)
+		}
+		c.m.close()
+	})
+	for id := range replica.NodeID(3) {
+		c.start(id + 1)
+	}
+	return c
+}
+
+func (c *trio) start(id replica.NodeID) {
+	c.t.Helper()
+	o := NodeOptions{Engine: testOptions(c.dirs[id]), Self: id, Rank: int(id) - 1, Peers: meshPeers{c.m, id}}
+	var out io.Writer = io.Discard
+	if os.Getenv("MORTARMQ_TEST_LOG") != "" {
+		out = os.Stderr
+	}
+	o.Engine.Logger = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	for i := replica.NodeID(1); i <= 3; i++ {
+		o.Nodes = append(o.Nodes, NodeInfo{ID: i, Name: fmt.Sprint(i), ClientAddr: fmt.Sprintf("node-%d:7188", i)})
+	}
+	if c.tune != nil {
+		c.tune(&o)
+	}
+	n, err := OpenNode(o)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.nodes[id] = n
+	c.m.set(id, n)
+}
+
+func (c *trio) stop(id replica.NodeID) {
+	n := c.nodes[id]
+	if n == nil {
+		return
+	}
+	c.m.set(id, nil)
+	delete(c.nodes, id)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := n.Close(ctx); err != nil {
+		c.t.Errorf("closing node %d: %v", id, err)
+	}
+}
+
+// leader waits until one of the nodes serves, other than those named.
+func (c *trio) leader(not ...replica.NodeID) replica.NodeID {
+	c.t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	nodes:
+		for id, n := range c.nodes {
+			for _, x := range not {
+				if x == id {
+					continue nodes
+				}
+			}
+			if n.Status().Serving {
+				return id
+			}
+		}
+	}
+	c.t.Fatal("no node serves")
+	return 0
+}
+
+// nodePeer drives a node the way one event loop would.
+type nodePeer struct {
+	peer
+	in *nodeIngress
+}
+
+func newNodePeer(t testing.TB, n *Node) *nodePeer {
+	p := &nodePeer{peer: peer{t: t, c: newTestClient()}, in: n.NewIngress()}
+	return p
+}
+
+func (p *nodePeer) declare(name string, partitions uint16) (protocol.DeclareResult, error) {
+	p.t.Helper()
+	req := p.c.request()
+	d := protocol.Declare{Topic: []byte(name), Partitions: partitions}
+	p.in.Request(p.c, req, protocol.OpDeclare, payloadOf(d.AppendFrame(nil)))
+	p.in.Flush()
+	b, err := p.c.answer(p.t, req)
+	var res protocol.DeclareResult
+	if err == nil {
+		err = res.Decode(b)
+	}
+	return res, err
+}
+
+func (p *nodePeer) publish(m protocol.Pub) (protocol.PubResult, error) {
+	p.t.Helper()
+	req := p.c.request()
+	p.in.Publish(p.c, req, &m)
+	p.in.Flush()
+	return p.result(req)
+}
+
+func TestNode_ThreeNodesFormAClusterAndCommit(t *testing.T) {
+	c := newTrio(t, nil)
+	first := c.leader()
+	p := newNodePeer(t, c.nodes[first])
+	topic, err := p.declare("orders", 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 200 {
+		res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 0, ProducerID: 7, ProducerSeq: uint64(i + 1), Value: fmt.Appendf(nil, "%d", i)})
+		if err != nil || res.Sequence != uint64(i+1) {
+			t.Fatalf("publish %d: %+v %v", i, res, err)
+		}
+	}
+	for id, n := range c.nodes {
+		if id == first {
+			continue
+		}
+		_, err := newNodePeer(t, n).publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("x")})
+		var refused *protocol.Error
+		if want := fmt.Sprintf("leader=%d node-%d:7188", first, first); !errors.As(err, &refused) || refused.Code != protocol.CodeStaleLeaderEpoch || refused.Message != want {
+			t.Errorf("a follower answers %v, not %q", err, want)
+		}
+	}
+
+	c.stop(first)
+	second := c.leader()
+	p = newNodePeer(t, c.nodes[second])
+	again, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 0, ProducerID: 7, ProducerSeq: 200, Value: []byte("199")})
+	if err != nil || again.Sequence != 200 || again.Flags&protocol.ResultFlagDeduplicated == 0 {
+		t.Fatalf("a publish sent again after the failover: %+v %v", again, err)
+	}
+	next, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 0, ProducerID: 7, ProducerSeq: 201, Value: []byte("200")})
+	if err != nil || next.Sequence != 201 {
+		t.Fatalf("the next publish: %+v %v", next, err)
+	}
+	c.start(first)
+	if res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 0, ProducerID: 7, ProducerSeq: 202, Value: []byte("201")}); err != nil || res.Sequence != 202 {
+		t.Fatalf("a publish after the old leader came back: %+v %v", res, err)
+	}
+}
+
+func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
+	c := newTrio(t, nil)
+	first := c.leader()
+	p := newNodePeer(t, c.nodes[first])
+	topic, err := p.declare("orders", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("kept")}); err != nil {
+		t.Fatal(err)
+	}
+	c.m.isolate(first, true)
+	if res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("lost")}); err == nil {
+		t.Fatalf("the isolated leader acknowledged %+v", res)
+	}
+	second := c.leader(first)
+	q := newNodePeer(t, c.nodes[second])
+	if res, err := q.publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("new")}); err != nil || res.Sequence != 2 {
+		t.Fatalf("the new leader: %+v %v", res, err)
+	}
+	c.m.isolate(first, false)
+	// It comes back as a follower, and with the third node gone the two commit.
+	for id := range c.nodes {
+		if id != first && id != second {
+			c.stop(id)
+		}
+	}
+	for i := uint64(3); i < 30; {
+		res, err := q.publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("more")})
+		switch {
+		case err == nil && res.Sequence >= i:
+			i = res.Sequence + 1
+		case err == nil:
+			t.Fatalf("publish got %+v", res)
+		default:
+			time.Sleep(50 * time.Millisecond) // until the old leader has caught up
+		}
+	}
+}
