@@ -183,11 +183,18 @@ func (c *Coordinator) topicDeleted(topic uint16) {
 	c.store.DropTopic(topic)
 }
 
-// resume handles the requests that waited for a change of the topic.
+// resume handles the requests that waited for a change of the topic, until one of them begins another change: the others
+// wait for that one.
 func (c *Coordinator) resume(name string) {
 	queue := c.topics.waiting[name]
 	delete(c.topics.waiting, name)
-	for _, d := range queue {
+	for len(queue) > 0 {
+		if later, busy := c.topics.waiting[name]; busy {
+			c.topics.waiting[name] = append(queue, later...)
+			return
+		}
+		d := queue[0]
+		queue = queue[1:]
 		c.declare(d)
 	}
 }

@@ -24,8 +24,8 @@ type delivery struct {
 	ledgers []*ledgerLog // by journal
 	groups  map[uint16]*groupDelivery
 
-	parts      map[uint32]*partition
-	tails      []tail // by journal
+	parts      map[uint16][]*partition // by topic and number; nil where nothing is known yet
+	tails      []tail                  // by journal
 	tailBytes  int64
 	tailBudget int64
 
@@ -82,7 +82,7 @@ type groupDelivery struct {
 func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 	d := &delivery{
 		c: c, deps: deps, log: c.logger,
-		groups: make(map[uint16]*groupDelivery), parts: make(map[uint32]*partition), reads: make(map[uint64]*coldRead),
+		groups: make(map[uint16]*groupDelivery), parts: make(map[uint16][]*partition), reads: make(map[uint64]*coldRead),
 		tails: make([]tail, c.journals), tailBudget: deps.tailBytes, office: newLetterOffice(),
 	}
 	room := ledger.NewRoom(c.opts.MaxOpen)
@@ -96,9 +96,7 @@ func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 // bounds implements deliverer.
 func (d *delivery) bounds(topic, id uint16, first, last wal.Sequence) {
 	// The registry is not there yet; recovered drops the partitions whose topics are gone.
-	d.parts[partitionKey(topic, id)] = &partition{
-		topic: topic, id: id, journal: d.c.placement(topic, id), first: first, last: last,
-	}
+	d.addPartition(&partition{topic: topic, id: id, journal: d.c.placement(topic, id), first: first, last: last})
 }
 
 // recovered implements deliverer.
@@ -107,13 +105,17 @@ func (d *delivery) recovered() error {
 	if d.c.quarantined != "" {
 		return nil // nobody knows which groups there are: the cursors stay as they are
 	}
-	for k, p := range d.parts {
-		t, ok := d.c.Registry().Topic(p.topic)
+	for id, parts := range d.parts {
+		t, ok := d.c.Registry().Topic(id)
 		if !ok {
-			delete(d.parts, k)
+			delete(d.parts, id)
 			continue
 		}
-		p.letters = isLetterTopic(t.Name)
+		for _, p := range parts {
+			if p != nil {
+				p.letters = isLetterTopic(t.Name)
+			}
+		}
 	}
 	for _, g := range d.deps.meta().Groups() {
 		d.openGroup(g)
@@ -176,7 +178,7 @@ func (d *delivery) openGroup(m *metadata.Group) {
 			rd.cur.Committed(sequence(p.last))
 		}
 		g.readers = append(g.readers, rd)
-		p.readers = append(p.readers, rd)
+		p.addReader(rd)
 	}
 }
 
@@ -220,17 +222,13 @@ func (d *delivery) groupDeleted(group uint16) {
 		d.abandon(rd)
 		rd.part.settled = add(rd.part.settled, rd.cur.Stats().Run)
 		rd.ledger.book.Forget(rd.cur)
-		rd.part.readers = slices.DeleteFunc(rd.part.readers, func(o *reader) bool { return o == rd })
+		rd.part.removeReader(rd)
 	}
 }
 
 // topicDeleted implements deliverer.
 func (d *delivery) topicDeleted(topic uint16) {
-	for k, p := range d.parts {
-		if p.topic == topic {
-			delete(d.parts, k) // its rounds leave the tail in their turn
-		}
-	}
+	delete(d.parts, topic) // its rounds leave the tail in their turn
 }
 
 // readerOf returns the reader that a cursor belongs to, nil if its group is gone.

@@ -26,6 +26,7 @@ type reader struct {
 	ledger *ledgerLog
 	part   *partition
 	group  *groupDelivery
+	place  int // in part.readers
 
 	// The owner, while it is connected.
 	con      *consumer

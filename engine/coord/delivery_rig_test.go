@@ -136,9 +136,9 @@ func (r *rig) start() {
 
 // publishTopics has the registry show what the metadata says.
 func (r *rig) publishTopics() {
-	reg := &Registry{topics: make([]*Topic, r.meta.LastTopic()+1)}
+	reg := &Registry{}
 	for _, t := range r.meta.Topics() {
-		reg.topics[t.ID] = &Topic{ID: t.ID, Name: t.Name, Partitions: t.Partitions}
+		reg = reg.with(t.ID, topicOf(t))
 	}
 	r.c.registry.Store(reg)
 }
@@ -176,9 +176,11 @@ func (r *rig) restart() {
 			r.t.Fatal(err)
 		}
 	}
-	for _, p := range old.parts {
-		if p.last > 0 {
-			r.d.bounds(p.topic, p.id, max(p.first, 1), p.last)
+	for _, parts := range old.parts {
+		for _, p := range parts {
+			if p != nil && p.last > 0 {
+				r.d.bounds(p.topic, p.id, max(p.first, 1), p.last)
+			}
 		}
 	}
 	if err := r.d.recovered(); err != nil {

@@ -83,7 +83,7 @@ func (d *delivery) groupStats(g *GroupStats) {
 // topicStats implements deliverer.
 func (d *delivery) topicStats(t *TopicStats) {
 	for i := range t.Parts {
-		p := d.parts[partitionKey(t.ID, uint16(i))]
+		p := d.known(t.ID, uint16(i))
 		if p == nil {
 			continue
 		}

@@ -108,7 +108,7 @@ func (d *delivery) dropRound(r *wal.Round) {
 			continue
 		}
 		// A partition's runs are in the order of the rounds, so its first one is this round's, if it has any of it.
-		p := d.parts[partitionKey(e.Stream.Topic, e.Stream.Partition)]
+		p := d.known(e.Stream.Topic, e.Stream.Partition)
 		if p != nil && p.runs.len() > 0 && p.runs.front().round == r && p.runs.front().first == e.First {
 			p.runs.pop()
 		}
@@ -127,19 +127,46 @@ func (p *partition) findRun(seq wal.Sequence) uint64 {
 	return p.runs.head + uint64(n) - 1
 }
 
-func partitionKey(topic, partition uint16) uint32 { return uint32(topic)<<16 | uint32(partition) }
+// known returns the partition if anything is known of it, nil otherwise.
+func (d *delivery) known(topic, id uint16) *partition {
+	if parts := d.parts[topic]; int(id) < len(parts) {
+		return parts[id]
+	}
+	return nil
+}
+
+func (d *delivery) addPartition(p *partition) {
+	parts := d.parts[p.topic]
+	if n := int(p.id) + 1 - len(parts); n > 0 {
+		parts = append(parts, make([]*partition, n)...)
+	}
+	parts[p.id] = p
+	d.parts[p.topic] = parts
+}
+
+func (p *partition) addReader(rd *reader) {
+	rd.place = len(p.readers)
+	p.readers = append(p.readers, rd)
+}
+
+func (p *partition) removeReader(rd *reader) {
+	last := len(p.readers) - 1
+	p.readers[rd.place] = p.readers[last]
+	p.readers[rd.place].place = rd.place
+	p.readers[last] = nil
+	p.readers = p.readers[:last]
+}
 
 // partition returns the partition, which is made on first use; nil if there is no such topic.
 func (d *delivery) partition(topic, id uint16) *partition {
-	k := partitionKey(topic, id)
-	p := d.parts[k]
+	p := d.known(topic, id)
 	if p == nil {
 		t, ok := d.c.Registry().Topic(topic)
 		if !ok || id >= t.Partitions {
 			return nil
 		}
 		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id), letters: isLetterTopic(t.Name)}
-		d.parts[k] = p
+		d.addPartition(p)
 	}
 	return p
 }

@@ -583,7 +583,7 @@ func TestDelivery_TailKeepsWhatIsNotWritten(t *testing.T) {
 	if r.d.tailBytes > 64<<10 || r.d.tailBytes < 32<<10 {
 		t.Fatalf("%d bytes are kept", r.d.tailBytes)
 	}
-	p := r.d.parts[partitionKey(rigTopic, 0)]
+	p := r.d.known(rigTopic, 0)
 	if p.runs.len() != r.d.tails[0].rounds.len() || p.inTail(1) || !p.inTail(100) {
 		t.Fatal("the partition's runs are not those of the rounds")
 	}
@@ -837,7 +837,7 @@ func TestDelivery_QuarantinedMetadataLeavesTheCursorsAlone(t *testing.T) {
 	committed := r.journal.committed
 	topic := &Topic{ID: rigTopic, Partitions: 1}
 	r.c = New(r.opts, r.journal, r.store, func(uint16, uint16) int { return 0 }, 1)
-	r.c.registry.Store(&Registry{topics: []*Topic{nil, topic}})
+	r.c.registry.Store((&Registry{}).with(topic.ID, topic))
 	r.c.quarantined = "damaged"
 	r.d = r.c.delivery.(*delivery)
 	for i := range committed {

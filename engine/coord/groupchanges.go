@@ -47,14 +47,21 @@ func (c *Coordinator) afterChange(key groupKey, do func(err error)) bool {
 
 // proposeGroup proposes a change of a group. committed runs first when that is done, then what waits for it.
 func (c *Coordinator) proposeGroup(key groupKey, m metadata.Mutation, committed func() error, done func(err error)) error {
+	changes := c.groups.changes.waiting
 	end := func(err error) {
-		waiting := c.groups.changes.waiting[key]
-		delete(c.groups.changes.waiting, key)
+		waiting := changes[key]
+		delete(changes, key)
 		if err == nil {
 			err = committed()
 		}
 		done(err)
-		for _, next := range waiting {
+		for len(waiting) > 0 {
+			if later, busy := changes[key]; busy { // one of them has begun another change, which the others wait for
+				changes[key] = append(waiting, later...)
+				return
+			}
+			next := waiting[0]
+			waiting = waiting[1:]
 			next(err)
 		}
 	}

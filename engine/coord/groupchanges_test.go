@@ -155,3 +155,36 @@ func TestGroup_StrategiesAreAppliedAndChanged(t *testing.T) {
 		t.Errorf("circle: %s", got)
 	}
 }
+
+// Changes of one name that are sent together are carried out one by one, each of which hands the others on to the next: this
+// test ends soon, or takes minutes if each of them is queued again.
+func TestDeclare_PipelinedChangesOfOneNameDoNotQueueAgainAndAgain(t *testing.T) {
+	const n = 1 << 15
+	b, c := withTopic(t, 1)
+	requests := func(first []byte, second []byte) {
+		batch := GetBatch()
+		from := c.next + 1
+		for i := range n {
+			frame := first
+			if i%2 == 1 {
+				frame = second
+			}
+			c.next++
+			batch.Add(c, c.next, protocol.OpDeclare, frame[protocol.HeaderSize:])
+		}
+		b.c.Submit(batch)
+		b.c.turn()
+		b.records = nil // or committing takes longer than what is tested
+		for len(b.log.pending) > 0 {
+			b.commit()
+		}
+		for req := from; req <= c.next; req++ {
+			if !strings.HasPrefix(c.answers[req], "OK DECLARE") {
+				t.Fatalf("request %d of %d: %s", req-from, n, c.answers[req])
+			}
+		}
+		b.d.take()
+	}
+	requests(declareGroup("t", "g", "", 0), declareGroup("t", "g", "", protocol.DeclareFlagDelete))
+	requests(declare("u", 1, 0), declare("u", 0, protocol.DeclareFlagDelete))
+}

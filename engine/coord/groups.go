@@ -2,6 +2,7 @@ package coord
 
 import (
 	"container/heap"
+	"maps"
 	"slices"
 	"time"
 
@@ -27,6 +28,7 @@ type groupHost struct {
 // groupHosts are all groups.
 type groupHosts struct {
 	byID    map[uint16]*groupHost
+	byTopic map[uint16]map[uint16]*groupHost // by topic and id
 	due     hostHeap
 	changes groupChanges
 	// starting holds, by group, the SUBs that wait until it is on record where the group starts.
@@ -35,24 +37,29 @@ type groupHosts struct {
 }
 
 func newGroupHosts() groupHosts {
-	return groupHosts{byID: make(map[uint16]*groupHost), changes: newGroupChanges(),
-		starting: make(map[uint16][]*subscription)}
+	return groupHosts{byID: make(map[uint16]*groupHost), byTopic: make(map[uint16]map[uint16]*groupHost),
+		changes: newGroupChanges(), starting: make(map[uint16][]*subscription)}
 }
 
 // ofTopic returns the groups that read a topic, by id.
 func (g *groupHosts) ofTopic(topic uint16) []*groupHost {
-	var all []*groupHost
-	for _, h := range g.byID {
-		if h.topic == topic {
-			all = append(all, h)
-		}
+	return slices.SortedFunc(maps.Values(g.byTopic[topic]), func(a, b *groupHost) int { return int(a.id) - int(b.id) })
+}
+
+func (g *groupHosts) add(h *groupHost) {
+	g.byID[h.id] = h
+	if g.byTopic[h.topic] == nil {
+		g.byTopic[h.topic] = make(map[uint16]*groupHost)
 	}
-	slices.SortFunc(all, func(a, b *groupHost) int { return int(a.id) - int(b.id) })
-	return all
+	g.byTopic[h.topic][h.id] = h
 }
 
 func (g *groupHosts) remove(h *groupHost) {
 	delete(g.byID, h.id)
+	delete(g.byTopic[h.topic], h.id)
+	if len(g.byTopic[h.topic]) == 0 {
+		delete(g.byTopic, h.topic)
+	}
 	if h.index >= 0 {
 		heap.Remove(&g.due, h.index)
 	}
@@ -82,7 +89,7 @@ func (c *Coordinator) host(g *metadata.Group) {
 		Group: g.ID, Topic: g.Topic, MaxMembers: max(c.opts.MaxMembers, 0), Strategy: strategy(g.Settings.Strategy), Broadcast: g.Settings.Broadcast,
 		MemberBase: uint64(g.ID) << memberBaseShift, NoticeBase: uint64(c.epoch) << noticeBaseShift,
 	}, st)
-	c.groups.byID[h.id] = h
+	c.groups.add(h)
 	c.reschedule(h)
 }
 

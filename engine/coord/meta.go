@@ -115,7 +115,7 @@ func (c *Coordinator) fold(rec *wal.Record) error {
 	c.metaBytes += int64(wal.RecordSize(len(rec.Key), len(rec.Value)))
 	switch m.Type() {
 	case metadata.TypeTopicCreated, metadata.TypeTopicDeleted:
-		c.publishRegistry()
+		c.publishTopic(m)
 	case metadata.TypeGroupCreated, metadata.TypeGroupDeleted, metadata.TypeMemberJoined, metadata.TypeMemberLeft,
 		metadata.TypeAssigned, metadata.TypeLeaderChanged, metadata.TypeGroupChanged:
 	}
@@ -165,17 +165,29 @@ func (c *Coordinator) Quarantine(reason string) {
 
 // publishRegistry gives the event loops the present topics.
 func (c *Coordinator) publishRegistry() {
-	all := c.meta.Topics()
-	old := c.registry.Load()
-	r := &Registry{topics: make([]*Topic, int(c.meta.LastTopic())+1)}
-	for _, t := range all {
-		if have, ok := old.Topic(t.ID); ok {
-			r.topics[t.ID] = have
-			continue
+	r := &Registry{}
+	for _, t := range c.meta.Topics() {
+		page := &r.pages[t.ID/registryPage]
+		if *page == nil {
+			*page = new([registryPage]*Topic)
 		}
-		r.topics[t.ID] = &Topic{ID: t.ID, Name: t.Name, Partitions: t.Partitions, Durability: t.Settings.EffectiveDurability()}
+		(*page)[t.ID%registryPage] = topicOf(t)
 	}
 	c.registry.Store(r)
+}
+
+// publishTopic gives the event loops the topic that has come or gone with a mutation.
+func (c *Coordinator) publishTopic(m metadata.Mutation) {
+	switch m := m.(type) {
+	case *metadata.TopicCreated:
+		c.registry.Store(c.registry.Load().with(m.Topic, topicOf(c.meta.Topic(m.Topic))))
+	case *metadata.TopicDeleted:
+		c.registry.Store(c.registry.Load().with(m.Topic, nil))
+	}
+}
+
+func topicOf(t *metadata.Topic) *Topic {
+	return &Topic{ID: t.ID, Name: t.Name, Partitions: t.Partitions, Durability: t.Settings.EffectiveDurability()}
 }
 
 // RestoreMetadata starts from a snapshot of the metadata that includes the mutations up to position. snapshot is borrowed.

@@ -32,16 +32,17 @@ func (s *State) AppendSnapshot(dst []byte) []byte {
 	dst = be.AppendUint16(dst, s.leader)
 	dst = be.AppendUint16(dst, s.lastTopic)
 	dst = be.AppendUint16(dst, s.lastGroup)
-	dst = be.AppendUint32(dst, uint32(len(s.topicOrder)))
-	for _, t := range s.topicOrder {
+	topics, groups := s.Topics(), s.Groups()
+	dst = be.AppendUint32(dst, uint32(len(topics)))
+	for _, t := range topics {
 		dst = be.AppendUint16(dst, t.ID)
 		dst = be.AppendUint16(dst, t.Partitions)
 		dst = be.AppendUint32(dst, t.CreatedEpoch)
 		dst = appendString(dst, t.Name)
 		dst = appendString(dst, t.Settings.AppendJSON(nil))
 	}
-	dst = be.AppendUint32(dst, uint32(len(s.groupOrder)))
-	for _, g := range s.groupOrder {
+	dst = be.AppendUint32(dst, uint32(len(groups)))
+	for _, g := range groups {
 		dst = g.appendSnapshot(dst)
 	}
 	return dst
@@ -104,8 +105,8 @@ func DecodeSnapshot(b []byte) (*State, error) {
 
 func (s *State) checkTopic(r *reader, t *Topic) {
 	after := uint16(0)
-	if n := len(s.topicOrder); n > 0 {
-		after = s.topicOrder[n-1].ID
+	if last := s.topicOrder.last(); last != nil {
+		after = last.ID
 	}
 	switch {
 	case r.err != nil:
@@ -159,8 +160,8 @@ func (s *State) readGroup(r *reader) *Group {
 
 func (s *State) checkGroup(r *reader, g *Group) {
 	after := uint16(0)
-	if n := len(s.groupOrder); n > 0 {
-		after = s.groupOrder[n-1].ID
+	if last := s.groupOrder.last(); last != nil {
+		after = last.ID
 	}
 	switch {
 	case r.err != nil:

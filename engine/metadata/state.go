@@ -25,7 +25,12 @@ type Topic struct {
 	CreatedEpoch uint32 // leader epoch of the mutation that created it
 	Name         string
 	Settings     TopicSettings
+
+	groups order[*Group] // that read it
+	gone   bool
 }
+
+func (t *Topic) isGone() bool { return t.gone }
 
 // Group is one live consumer group.
 type Group struct {
@@ -45,7 +50,11 @@ type Group struct {
 	Members []Member
 	// Parts has one element per partition of the topic.
 	Parts []Part
+
+	gone bool
 }
+
+func (g *Group) isGone() bool { return g.gone }
 
 // Member is one member of a group.
 type Member struct {
@@ -79,11 +88,11 @@ type State struct {
 
 	topics     map[uint16]*Topic
 	topicNames map[string]*Topic
-	topicOrder []*Topic // by id
+	topicOrder order[*Topic] // by id
 
 	groups     map[uint16]*Group
 	groupNames map[groupKey]*Group
-	groupOrder []*Group // by id
+	groupOrder order[*Group] // by id
 }
 
 type groupKey struct {
@@ -128,7 +137,7 @@ func (s *State) TopicDeleted(id uint16) bool {
 }
 
 // Topics returns the live topics in the order of their ids.
-func (s *State) Topics() []*Topic { return s.topicOrder }
+func (s *State) Topics() []*Topic { return s.topicOrder.all() }
 
 // Group returns the live group with the id, nil if there is none.
 func (s *State) Group(id uint16) *Group { return s.groups[id] }
@@ -139,7 +148,7 @@ func (s *State) GroupByName(name string, topic uint16) *Group {
 }
 
 // Groups returns the live groups in the order of their ids.
-func (s *State) Groups() []*Group { return s.groupOrder }
+func (s *State) Groups() []*Group { return s.groupOrder.all() }
 
 // Apply folds the mutation of record (id, epoch) into the state. On an error the state is unchanged; it wraps
 // protocol.CodeMutationFenced, ErrGap or ErrInvalid, and on a committed log each of them means that the log can't be
@@ -207,7 +216,7 @@ func (s *State) topicCreated(epoch uint32, m *TopicCreated) error {
 func (s *State) addTopic(t *Topic) {
 	s.topics[t.ID] = t
 	s.topicNames[t.Name] = t
-	s.topicOrder = append(s.topicOrder, t)
+	s.topicOrder.add(t)
 	s.partitions += int(t.Partitions)
 }
 
@@ -216,19 +225,13 @@ func (s *State) topicDeleted(m *TopicDeleted) error {
 	if t == nil {
 		return invalid("topic %d does not exist", m.Topic)
 	}
-	// In one pass: a topic may have many groups.
-	s.groupOrder = slices.DeleteFunc(s.groupOrder, func(g *Group) bool {
-		if g.Topic != t.ID {
-			return false
-		}
-		delete(s.groups, g.ID)
-		delete(s.groupNames, groupKey{g.Name, g.Topic})
-		s.assignments -= len(g.Parts)
-		return true
-	})
+	for _, g := range t.groups.all() {
+		s.removeGroup(g)
+	}
+	t.gone = true
 	delete(s.topics, t.ID)
 	delete(s.topicNames, t.Name)
-	s.topicOrder = slices.DeleteFunc(s.topicOrder, func(x *Topic) bool { return x == t })
+	s.topicOrder.removed()
 	s.partitions -= int(t.Partitions)
 	return nil
 }
@@ -257,8 +260,17 @@ func (s *State) groupCreated(epoch uint32, m *GroupCreated) error {
 func (s *State) addGroup(g *Group) {
 	s.groups[g.ID] = g
 	s.groupNames[groupKey{g.Name, g.Topic}] = g
-	s.groupOrder = append(s.groupOrder, g)
+	s.groupOrder.add(g)
+	s.topics[g.Topic].groups.add(g)
 	s.assignments += len(g.Parts)
+}
+
+func (s *State) removeGroup(g *Group) {
+	g.gone = true
+	delete(s.groups, g.ID)
+	delete(s.groupNames, groupKey{g.Name, g.Topic})
+	s.groupOrder.removed()
+	s.assignments -= len(g.Parts)
 }
 
 func (s *State) groupDeleted(m *GroupDeleted) error {
@@ -266,10 +278,8 @@ func (s *State) groupDeleted(m *GroupDeleted) error {
 	if g == nil {
 		return invalid("group %d does not exist", m.Group)
 	}
-	delete(s.groups, g.ID)
-	delete(s.groupNames, groupKey{g.Name, g.Topic})
-	s.groupOrder = slices.DeleteFunc(s.groupOrder, func(x *Group) bool { return x == g })
-	s.assignments -= len(g.Parts)
+	s.removeGroup(g)
+	s.topics[g.Topic].groups.removed()
 	return nil
 }
 
