@@ -109,9 +109,13 @@ func (rc *recoverer) openEpoch() error {
 	return rc.writeStart()
 }
 
-// settle flushes the files that were read. A round may have been read that no flush ever covered: a killed process
-// leaves its last writes in a cache, and the START round's own flush covers only itself on some devices.
+// settle flushes the files that were read, and the names of all of them. A round may have been read that no flush ever
+// covered, a file found under a name that isn't durable: a killed process leaves its last writes in a cache, and the START
+// round's own flush covers only itself on some devices.
 func (rc *recoverer) settle() error {
+	if _, err := rc.io.run(ring.Op{Kind: ring.SyncDir, Path: rc.opts.Dir}); err != nil {
+		return &FailedError{Op: "flush directory", Path: rc.opts.Dir, Err: err}
+	}
 	for _, f := range rc.chain {
 		if _, err := rc.io.run(ring.Op{Kind: ring.Sync, FD: f.fd}); err != nil {
 			return &FailedError{Op: "flush", Path: f.path, Err: err}

@@ -122,3 +122,48 @@ func (s *crashSim) step(w *writer) {
 	}
 	j.Step(0)
 }
+
+// TestJournal_FileNamesOfAKilledStartAreFlushed is what a seed has found: a start was killed when a file had got its name
+// and before the name was durable, the next one wrote rounds to the file, then the power went.
+func TestJournal_FileNamesOfAKilledStartAreFlushed(t *testing.T) {
+	opts := smallJournal(testPool(t))
+	d := simdisk.New(simdisk.Options{})
+	killed := (*simdisk.Disk)(nil)
+	j, _, _ := openJournal(t, d, opts, 0)
+	d.OnStep(func(op *ring.Op) {
+		if op.Kind == ring.SyncDir && killed == nil {
+			killed = d.Clone()
+		}
+	})
+	w := newWriter(t, d, j)
+	size := 15 << 10
+	for i := 0; killed == nil; i++ {
+		if i > 100 {
+			t.Fatal("the journal makes no further file")
+		}
+		if i < 6 {
+			w.round(size, testStreams[2])
+		}
+		j.Step(0)
+		d.Poll()
+	}
+	sealed := slices.Clone(w.flushed)
+	w.close()
+
+	j, _, list := openJournal(t, killed, opts, 0)
+	compareRecovered(t, "killed", list, list, sealed)
+	w = newWriter(t, killed, j)
+	w.next[testStreams[2]] = Sequence(len(list))
+	for i := 0; j.files() < 3 || j.cur.number < 3; i++ {
+		if i > 100 {
+			t.Fatal("the file is never written to")
+		}
+		w.round(size, testStreams[2])
+	}
+	acked := append(list, w.flushed...)
+	cut := killed.Crash(nil)
+	w.close()
+	j, _, list = openJournal(t, cut, opts, 0)
+	compareRecovered(t, "cut", list, acked, acked)
+	newWriter(t, cut, j).close()
+}

@@ -180,6 +180,11 @@ func (o *opener) makeLayout() error {
 		if err := makeDir(o.io, dir); err != nil {
 			return err
 		}
+		// What is found under its name counts, and what it replaces may be gone by then: a start that was killed may have
+		// left the name undurable.
+		if _, err := o.io.run(ring.Op{Kind: ring.SyncDir, Path: dir}); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -136,9 +136,11 @@ func (f *slotFile) load(io *blockingDisk) error {
 	}
 	copy(f.current[:], b[best*stateSlotLen:])
 	f.generation = generations[best]
-	// What was read may be in a cache only.
-	if _, err := io.run(ring.Op{Kind: ring.Sync, FD: f.fd}); err != nil {
-		return &FailedError{Op: "flush", Path: f.path, Err: err}
+	// What was read, and the name that it was found under, may be in a cache only.
+	for _, op := range []ring.Op{{Kind: ring.Sync, FD: f.fd}, {Kind: ring.SyncDir, Path: filepath.Dir(f.path)}} {
+		if _, err := io.run(op); err != nil {
+			return &FailedError{Op: "flush", Path: f.path, Err: err}
+		}
 	}
 	for i, g := range generations {
 		if g == f.generation {

@@ -87,12 +87,23 @@ func TestReplicaFile_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 		next := f.State()
 		next.Promised += 1000
 		f.Save(next, nil)
+		next.Node = 3
 		torn := openState(t, left.Crash(func(int, simdisk.Item) simdisk.Fate { return simdisk.Torn }), pool)
 		if got := torn.State().Promised; got != f.State().Promised && got != f.State().Promised-1000 {
 			t.Fatalf("%s: behind a torn save it is %d", what, got)
 		}
-		for file, disk := range map[*ReplicaFile]*simdisk.Disk{f: left, again: again.f.disk.(*simdisk.Disk), torn: torn.f.disk.(*simdisk.Disk)} {
-			if err := file.Close(disk); err != nil {
+		for !f.Idle() {
+			if err := left.WaitOne(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// One that was acknowledged is there, also where the start before was killed before the name was durable.
+		last := openState(t, left.Crash(nil), pool)
+		if last.State() != next {
+			t.Fatalf("%s: what was saved after it is %+v, not %+v", what, last.State(), next)
+		}
+		for _, file := range []*ReplicaFile{f, again, torn, last} {
+			if err := file.Close(file.f.disk.(*simdisk.Disk)); err != nil {
 				t.Fatal(err)
 			}
 		}
