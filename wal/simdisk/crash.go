@@ -46,8 +46,10 @@ const (
 // item is an Item with what it stands for.
 type item struct {
 	Item
-	node   *inode
-	sector int64
+	node *inode
+	// page and sector locate a sector.
+	page   int64
+	sector int
 	op     *dirOp
 }
 
@@ -67,11 +69,15 @@ func (d *Disk) items() []item {
 	nodes := slices.SortedFunc(maps.Keys(paths), func(a, b *inode) int { return cmp.Compare(a.id, b.id) })
 	var list []item
 	for _, n := range nodes {
-		for _, s := range slices.Sorted(maps.Keys(n.dirty)) {
-			list = append(list, item{
-				Item: Item{Kind: Sector, Path: paths[n], Offset: s * int64(d.opts.SectorBytes), InFlight: n.dirty[s].inFlight > 0},
-				node: n, sector: s,
-			})
+		for _, index := range slices.Sorted(maps.Keys(n.dirty)) {
+			dirty := n.dirty[index]
+			for s := range dirty.set.all {
+				list = append(list, item{
+					Item: Item{Kind: Sector, Path: paths[n], Offset: index*pageBytes + int64(s*d.opts.SectorBytes),
+						InFlight: dirty.flying>>s&1 == 1},
+					node: n, page: index, sector: s,
+				})
+			}
 		}
 		if n.size != n.durableSize {
 			list = append(list, item{Item: Item{Kind: Size, Path: paths[n]}, node: n})
@@ -107,8 +113,7 @@ func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
 			fates[i] = pick(i, list[i].Item)
 		}
 	}
-	c := New(d.opts)
-	c.inodes = d.inodes
+	c := d.successor()
 	copies := map[*inode]*inode{}
 	survivor := func(n *inode) *inode {
 		if copies[n] == nil {
@@ -127,15 +132,14 @@ func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
 		}
 		switch it.Kind {
 		case Sector:
-			data := sectorOf(it.node.pages, it.sector, d.opts.SectorBytes)
+			data := sectorOf(pagesOf(it.node.pages, it.page), it.sector, d.opts.SectorBytes)
 			if fates[i] == Torn {
 				data = data[:len(data)/2]
 			}
 			k := survivor(it.node)
-			at := it.Offset
-			p := *pagesOf(k.durable, at/pageBytes)
-			copy(p[at%pageBytes:], data)
-			k.durable[at/pageBytes] = &p
+			p := *pagesOf(k.durable, it.page)
+			copy(p[it.Offset%pageBytes:], data)
+			k.durable[it.page] = &p
 		case Size:
 			survivor(it.node).durableSize = it.node.size
 		case Name:
@@ -146,6 +150,32 @@ func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
 	}
 	c.boot()
 	return c
+}
+
+// successor returns the empty disk that takes this one's place; its order of completions is another one.
+func (d *Disk) successor() *Disk {
+	opts := d.opts
+	if opts.Seed != 0 {
+		opts.Seed = max(rand.New(rand.NewPCG(opts.Seed, d.seq)).Uint64(), 1)
+	}
+	c := New(opts)
+	c.inodes, c.seq = d.inodes, d.seq
+	return c
+}
+
+// RandomFates returns choices for Crash: most power cuts keep nearly all or nearly nothing, some tear, some are fair.
+func RandomFates(rng *rand.Rand) func(i int, it Item) Fate {
+	drop, torn := []float64{0, 0, 0.05, 0.5, 0.95, 1}[rng.IntN(6)], []float64{0, 0, 0.1, 0.3}[rng.IntN(4)]
+	return func(int, Item) Fate {
+		switch x := rng.Float64(); {
+		case x < drop:
+			return Drop
+		case rng.Float64() < torn:
+			return Torn
+		default:
+			return Keep
+		}
+	}
 }
 
 // boot makes what is durable visible.
@@ -194,16 +224,16 @@ func (d *Disk) boot() {
 func (d *Disk) Clone() *Disk {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	c := New(d.opts)
-	c.inodes, c.seq = d.inodes, d.seq
+	c := d.successor()
 	copies := map[*inode]*inode{}
 	twin := func(n *inode) *inode {
 		if copies[n] == nil {
 			k := *n
-			k.pages, k.durable, k.dirty = maps.Clone(n.pages), maps.Clone(n.durable), maps.Clone(n.dirty)
-			for s, state := range k.dirty {
-				state.inFlight = 0
-				k.dirty[s] = state
+			k.pages, k.durable, k.dirty = maps.Clone(n.pages), maps.Clone(n.durable), map[int64]*dirtyPage{}
+			for index, d := range n.dirty {
+				if d.set != 0 {
+					k.dirty[index] = &dirtyPage{set: d.set, lost: d.lost}
+				}
 			}
 			k.opens = 0
 			copies[n] = &k

@@ -3,6 +3,7 @@ package simdisk
 import (
 	"path"
 	"slices"
+	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
 )
@@ -15,6 +16,11 @@ type Fault struct {
 	Path string
 	// Skip lets that many matching operations pass first; then Count are hit, all with 0.
 	Skip, Count int
+
+	// Delay adds to the time that the operation takes, where the disk has a clock. Hang keeps it from completing until the
+	// fault is taken away. A fault with nothing else counts beside the others.
+	Delay time.Duration
+	Hang  bool
 
 	// Err makes the operation fail. The sectors of a failed write may or may not be on the device; a failed Sync makes
 	// nothing durable, ever.
@@ -34,7 +40,8 @@ type fault struct {
 	seen, hit int
 }
 
-// Inject adds a fault and returns the function that takes it away. The first fault that matches an operation counts.
+// Inject adds a fault and returns the function that takes it away. Of those that match an operation the first one counts
+// that does more than delay it.
 func (d *Disk) Inject(f Fault) (remove func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -43,14 +50,26 @@ func (d *Disk) Inject(f Fault) (remove func()) {
 	return func() {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.faults = slices.DeleteFunc(d.faults, func(x *fault) bool { return x == added })
+		is := func(x *fault) bool { return x == added }
+		d.faults = slices.DeleteFunc(d.faults, is)
+		for _, q := range d.queues {
+			for _, o := range q.inFlight {
+				if !slices.Contains(o.hangs, added) {
+					continue
+				}
+				if o.hangs = slices.DeleteFunc(o.hangs, is); len(o.hangs) == 0 {
+					o.due = max(o.due, d.now())
+				}
+			}
+		}
 	}
 }
 
-// matchFault returns the fault that hits an operation, if any.
-func (d *Disk) matchFault(kind ring.Kind, p string) *Fault {
+// matchFaults finds the faults that hit an operation on a path.
+func (d *Disk) matchFaults(o *flight, p string) {
 	for _, f := range d.faults {
-		if f.Kind != 0 && f.Kind != kind || !f.matches(p) {
+		delays := f.timing()
+		if f.Kind != 0 && f.Kind != o.op.Kind || !f.matches(p) || o.fault != nil && !delays {
 			continue
 		}
 		f.seen++
@@ -58,9 +77,21 @@ func (d *Disk) matchFault(kind ring.Kind, p string) *Fault {
 			continue
 		}
 		f.hit++
-		return &f.Fault
+		if !delays {
+			o.fault = &f.Fault
+		}
+		if f.Hang {
+			o.hangs = append(o.hangs, f)
+		}
+		if d.opts.Now != nil {
+			o.due += f.Delay
+		}
 	}
-	return nil
+}
+
+// timing tells whether a fault only delays.
+func (f *fault) timing() bool {
+	return (f.Hang || f.Delay > 0) && f.Err == nil && f.Short == 0 && f.Misdirect == 0 && f.Stale == nil && f.Mutate == nil
 }
 
 func (f *fault) matches(p string) bool {

@@ -1,11 +1,20 @@
 package simdisk
 
-import "bytes"
+import (
+	"bytes"
+	"math/bits"
+)
 
-// page is immutable once it is in a map: a write replaces it. Copies of a disk share pages.
+// page is immutable once it is in a map: a write replaces it. Copies of a disk, and both versions of a file, share pages.
 type page [pageBytes]byte
 
 var zeroPage page
+
+// minSectorBytes is the smallest sector: a page has at most one sector per bit of a sectorSet.
+const minSectorBytes = pageBytes / 64
+
+// sectorSet is a set of sectors of one page.
+type sectorSet uint64
 
 // inode is a file or a directory. A file has two versions of its contents: pages is what processes see, durable what is
 // on the device for sure.
@@ -15,8 +24,8 @@ type inode struct {
 
 	pages, durable    map[int64]*page
 	size, durableSize int64
-	// dirty has the sectors that may differ between the two.
-	dirty map[int64]sector
+	// dirty has the pages that may differ between the two.
+	dirty map[int64]*dirtyPage
 	// reserved: blocks below this offset are allocated whether or not they were written.
 	reserved int64
 	blocks   int64
@@ -24,15 +33,18 @@ type inode struct {
 	links, opens int
 }
 
-// sector is the state of one that is not durable.
-type sector struct {
-	inFlight int
-	// lost: a Sync that failed covered it; no later one does.
-	lost bool
+// dirtyPage tells which sectors of a page are not durable.
+type dirtyPage struct {
+	set sectorSet
+	// lost are those that a Sync that failed has covered; no later one does.
+	lost sectorSet
+	// flights counts the writes at the device per sector, flying the sectors that have any.
+	flights [64]uint16
+	flying  sectorSet
 }
 
 func newInode(id uint64, dir bool) *inode {
-	return &inode{id: id, dir: dir, pages: map[int64]*page{}, durable: map[int64]*page{}, dirty: map[int64]sector{}}
+	return &inode{id: id, dir: dir, pages: map[int64]*page{}, durable: map[int64]*page{}, dirty: map[int64]*dirtyPage{}}
 }
 
 func pagesOf(m map[int64]*page, i int64) *page {
@@ -58,7 +70,7 @@ func (n *inode) read(off int64, b []byte) int {
 // grows returns how many bytes of blocks a write or an allocation would take.
 func (n *inode) grows(off, length int64) int64 {
 	var blocks int64
-	for p := off / pageBytes; p*pageBytes < off+length; p++ {
+	for p := max(off, n.reserved) / pageBytes; p*pageBytes < off+length; p++ {
 		if n.pages[p] == nil && p*pageBytes >= n.reserved {
 			blocks++
 		}
@@ -74,79 +86,155 @@ func (n *inode) write(off int64, b []byte, sectorBytes int) int64 {
 		at := off + int64(done)
 		index, from := at/pageBytes, at%pageBytes
 		length := min(int64(len(b)-done), pageBytes-from)
-		p := *pagesOf(n.pages, index)
-		copy(p[from:from+length], b[done:])
-		n.setPage(index, &p)
-		n.touch(at, length, sectorBytes)
+		n.writePage(index, int(from), b[done:done+int(length)], sectorBytes)
 		done += int(length)
 	}
 	n.size = max(n.size, off+int64(len(b)))
 	return took
 }
 
-func (n *inode) setPage(index int64, p *page) {
-	if *p == zeroPage {
-		p = &zeroPage
-	}
-	n.pages[index] = p
-}
-
-// touch marks sectors as not durable where their contents differ from the device's.
-func (n *inode) touch(off, length int64, sectorBytes int) {
-	for s := off / int64(sectorBytes); s*int64(sectorBytes) < off+length; s++ {
-		old := n.dirty[s]
-		if old.inFlight == 0 && bytes.Equal(sectorOf(n.pages, s, sectorBytes), sectorOf(n.durable, s, sectorBytes)) {
-			delete(n.dirty, s)
-			continue
+func (n *inode) writePage(index int64, from int, b []byte, sectorBytes int) {
+	if len(b) == pageBytes && bytes.Equal(b, zeroPage[:]) {
+		n.pages[index] = &zeroPage
+	} else {
+		p := new(page)
+		if len(b) < pageBytes {
+			*p = *pagesOf(n.pages, index)
 		}
-		n.dirty[s] = sector{inFlight: old.inFlight}
+		copy(p[from:], b)
+		n.pages[index] = p
 	}
+	n.touch(index, sectors(from, len(b), sectorBytes), sectorBytes)
 }
 
-func sectorOf(m map[int64]*page, s int64, sectorBytes int) []byte {
-	at := s * int64(sectorBytes)
-	return pagesOf(m, at/pageBytes)[at%pageBytes:][:sectorBytes]
+// sectors returns the sectors of a page that bytes lie in.
+func sectors(from, length, sectorBytes int) sectorSet {
+	first, last := from/sectorBytes, (from+length-1)/sectorBytes
+	return sectorSet(1)<<last<<1 - sectorSet(1)<<first
 }
 
-// inFlight counts writes at the device per sector.
-func (n *inode) inFlight(off int64, length, sectorBytes, by int) {
-	for s := off / int64(sectorBytes); s*int64(sectorBytes) < off+int64(length); s++ {
-		if d, ok := n.dirty[s]; ok {
-			d.inFlight += by
-			n.dirty[s] = d
+// all yields the sectors of a set.
+func (s sectorSet) all(yield func(sector int) bool) {
+	for ; s != 0; s &= s - 1 {
+		if !yield(bits.TrailingZeros64(uint64(s))) {
+			return
 		}
 	}
 }
 
-// setDurable puts a sector on the device.
-func (n *inode) setDurable(s int64, data []byte, sectorBytes int) {
-	at := s * int64(sectorBytes)
-	p := *pagesOf(n.durable, at/pageBytes)
-	copy(p[at%pageBytes:], data)
-	n.durable[at/pageBytes] = &p
-	if bytes.Equal(data, sectorOf(n.pages, s, sectorBytes)) {
-		if n.dirty[s].inFlight == 0 {
-			delete(n.dirty, s)
+// touch marks sectors as not durable where their contents differ from the device's, or a write of them is at the device.
+func (n *inode) touch(index int64, set sectorSet, sectorBytes int) {
+	d, p, q := n.dirty[index], pagesOf(n.pages, index), pagesOf(n.durable, index)
+	if d == nil && p == q {
+		return
+	}
+	if d == nil {
+		d = &dirtyPage{}
+		n.dirty[index] = d
+	}
+	d.lost &^= set
+	d.set |= set
+	n.clean(index, d, set, sectorBytes)
+}
+
+// clean takes sectors out of those that aren't durable where they are the same on the device and no write is there.
+func (n *inode) clean(index int64, d *dirtyPage, set sectorSet, sectorBytes int) {
+	p, q := pagesOf(n.pages, index), pagesOf(n.durable, index)
+	if set &= d.set &^ d.flying; p == q {
+		d.set &^= set
+	} else {
+		for s := range set.all {
+			if bytes.Equal(sectorOf(p, s, sectorBytes), sectorOf(q, s, sectorBytes)) {
+				d.set &^= 1 << s
+			}
 		}
+	}
+	d.lost &= d.set
+	if d.set == 0 && d.flying == 0 {
+		delete(n.dirty, index)
+	}
+}
+
+// sectorOf returns the bytes of a sector.
+func sectorOf(p *page, s, sectorBytes int) []byte { return p[s*sectorBytes:][:sectorBytes] }
+
+// eachPage calls f for every page that a range touches, with the sectors of it.
+func eachPage(off int64, length, sectorBytes int, f func(index int64, set sectorSet)) {
+	for end := off + int64(length); off < end; {
+		from := int(off % pageBytes)
+		part := min(end-off, int64(pageBytes-from))
+		f(off/pageBytes, sectors(from, int(part), sectorBytes))
+		off += part
+	}
+}
+
+// takeOff counts a write that goes to the device, land one that has ended.
+func (n *inode) takeOff(off int64, length, sectorBytes int) {
+	eachPage(off, length, sectorBytes, func(index int64, set sectorSet) {
+		d := n.dirty[index]
+		if d == nil {
+			d = &dirtyPage{}
+			n.dirty[index] = d
+		}
+		d.flying |= set
+		for s := range set.all {
+			d.flights[s]++
+		}
+	})
+}
+
+func (n *inode) land(off int64, length, sectorBytes int) {
+	eachPage(off, length, sectorBytes, func(index int64, set sectorSet) {
+		d := n.dirty[index]
+		for s := range set.all {
+			if d.flights[s]--; d.flights[s] == 0 {
+				d.flying &^= 1 << s
+			}
+		}
+		n.clean(index, d, set, sectorBytes)
+	})
+}
+
+// setDurable puts sectors of a page on the device, as they are in p.
+func (n *inode) setDurable(index int64, p *page, set sectorSet, sectorBytes int) {
+	d := n.dirty[index]
+	if d != nil && d.set&^set == 0 && p == pagesOf(n.pages, index) {
+		n.durable[index] = p // nothing else of the page differs
+	} else {
+		q := *pagesOf(n.durable, index)
+		for s := range set.all {
+			copy(sectorOf(&q, s, sectorBytes), sectorOf(p, s, sectorBytes))
+		}
+		n.durable[index] = &q
+	}
+	if d != nil {
+		n.clean(index, d, set, sectorBytes)
 	}
 }
 
 // persist makes a range durable, and the length that it needs.
 func (n *inode) persist(off int64, length, sectorBytes int) {
-	for s := off / int64(sectorBytes); s*int64(sectorBytes) < off+int64(length); s++ {
-		if _, ok := n.dirty[s]; ok {
-			n.setDurable(s, sectorOf(n.pages, s, sectorBytes), sectorBytes)
+	eachPage(off, length, sectorBytes, func(index int64, set sectorSet) {
+		if d := n.dirty[index]; d != nil && d.set&set != 0 {
+			n.setDurable(index, pagesOf(n.pages, index), d.set&set, sectorBytes)
 		}
-	}
+	})
 	n.durableSize = max(n.durableSize, min(off+int64(length), n.size))
 }
 
+// covered are sectors of a page as a Sync found them.
+type covered struct {
+	index int64
+	page  *page
+	set   sectorSet
+}
+
 // snapshot returns what a Sync submitted now makes durable.
-func (n *inode) snapshot(sectorBytes int) []covered {
+func (n *inode) snapshot() []covered {
 	var c []covered
-	for s, state := range n.dirty {
-		if state.inFlight == 0 && !state.lost {
-			c = append(c, covered{s, sectorOf(n.pages, s, sectorBytes)})
+	for index, d := range n.dirty {
+		if set := d.set &^ d.lost &^ d.flying; set != 0 {
+			c = append(c, covered{index, pagesOf(n.pages, index), set})
 		}
 	}
 	return c
@@ -154,7 +242,7 @@ func (n *inode) snapshot(sectorBytes int) []covered {
 
 func (n *inode) persistAll(c []covered, size int64, sectorBytes int) {
 	for _, s := range c {
-		n.setDurable(s.index, s.data, sectorBytes)
+		n.setDurable(s.index, s.page, s.set, sectorBytes)
 	}
 	n.durableSize = size
 }
@@ -162,9 +250,8 @@ func (n *inode) persistAll(c []covered, size int64, sectorBytes int) {
 // forget is what a failed Sync does.
 func (n *inode) forget(c []covered) {
 	for _, s := range c {
-		if d, ok := n.dirty[s.index]; ok {
-			d.lost = true
-			n.dirty[s.index] = d
+		if d := n.dirty[s.index]; d != nil {
+			d.lost |= s.set & d.set
 		}
 	}
 }
@@ -186,14 +273,14 @@ func (n *inode) truncate(size int64, sectorBytes int) int64 {
 		for index := range n.pages {
 			if index*pageBytes >= size {
 				delete(n.pages, index)
-				n.touch(index*pageBytes, pageBytes, sectorBytes)
+				n.touch(index, sectors(0, pageBytes, sectorBytes), sectorBytes)
 			}
 		}
 		if rest := size % pageBytes; rest != 0 && n.pages[size/pageBytes] != nil {
 			p := *n.pages[size/pageBytes]
 			clear(p[rest:])
-			n.setPage(size/pageBytes, &p)
-			n.touch(size, pageBytes-rest, sectorBytes)
+			n.pages[size/pageBytes] = &p
+			n.touch(size/pageBytes, sectors(int(rest), int(pageBytes-rest), sectorBytes), sectorBytes)
 		}
 		n.reserved = min(n.reserved, (size+pageBytes-1)&^(pageBytes-1))
 		n.blocks = n.reserved / pageBytes

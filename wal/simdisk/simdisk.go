@@ -17,12 +17,20 @@
 // length. A Sync that fails makes nothing durable and the sectors it would have covered are never made durable by a later
 // one: the kernel has forgotten that they were dirty.
 //
-// Crash makes the disk that a power cut leaves, Clone the one that a killed process leaves. Faults (errors, short and
-// misdirected and stale reads, flipped bits, a full disk) are injected by kind of operation and path.
+// Crash makes the disk that a power cut leaves, Clone the one that a killed process leaves. Faults (errors, delays,
+// operations that hang, short and misdirected and stale reads, flipped bits, a full disk) are injected by kind of operation
+// and path.
+//
+// # Time
+//
+// A disk may have a clock, Options.Now, which is its user's to move: then an operation takes as long as Options.Latency
+// says, completions come in the order of time, and NextDue tells when there is something to poll for. Without a clock
+// whatever is in flight completes as soon as somebody polls.
 package simdisk
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -33,6 +41,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -51,12 +60,21 @@ var ErrStuck = errors.New("simdisk: nothing in flight can complete")
 
 // Options configures a Disk.
 type Options struct {
-	// SectorBytes divides 4096; 0 means DefaultSectorBytes.
+	// SectorBytes divides 4096 and is at least 64; 0 means DefaultSectorBytes.
 	SectorBytes int
 	// CapacityBytes bounds the blocks of all files together; 0 means no bound.
 	CapacityBytes int64
-	// Seed orders completions; with 0 they come in the order of the submissions.
+	// Seed orders completions, where there is no clock; with 0 they come in the order of the submissions. It also seeds the
+	// generator that Latency gets.
 	Seed uint64
+	// Now is the simulated time. With it an operation completes when it has been at the device for its latency.
+	Now func() time.Duration
+	// Latency returns how long an operation takes, drawing from rng whatever it likes; nil means no time. It must not call
+	// the disk.
+	Latency func(op *ring.Op, rng *rand.Rand) time.Duration
+	// Wait is called by WaitOne to let time pass until the next operation is due; it may be nil, and then the operation
+	// completes although its time hasn't come: for a start that waits for its disk while nothing else goes on.
+	Wait func(until time.Duration)
 }
 
 // Disk is one simulated device with a file system. It is a wal.Waiter itself, for an only user; further users get a
@@ -79,7 +97,8 @@ type Disk struct {
 	onStep func(*ring.Op)
 	seq    uint64
 
-	queue Queue
+	queue  Queue
+	queues []*Queue
 }
 
 // handle is an open file.
@@ -94,7 +113,7 @@ func New(opts Options) *Disk {
 	if opts.SectorBytes == 0 {
 		opts.SectorBytes = DefaultSectorBytes
 	}
-	if opts.SectorBytes < 1 || pageBytes%opts.SectorBytes != 0 {
+	if opts.SectorBytes < minSectorBytes || pageBytes%opts.SectorBytes != 0 {
 		panic(fmt.Sprintf("simdisk: sector size %d does not divide %d", opts.SectorBytes, pageBytes))
 	}
 	d := &Disk{
@@ -102,6 +121,7 @@ func New(opts Options) *Disk {
 		names: map[string]*inode{}, kept: map[string]*inode{}, files: map[int]*handle{}, nextFD: 3,
 	}
 	d.queue.d = d
+	d.queues = append(d.queues, &d.queue)
 	return d
 }
 
@@ -109,6 +129,8 @@ func New(opts Options) *Disk {
 type Queue struct {
 	d        *Disk
 	inFlight []*flight
+	// ready is scratch of pick.
+	ready []*flight
 }
 
 // flight is an operation at the disk.
@@ -123,16 +145,44 @@ type flight struct {
 	covers []covered
 	size   int64
 	fault  *Fault
-}
-
-// covered is a sector as a Sync found it.
-type covered struct {
-	index int64
-	data  []byte
+	// due is when the operation completes, where there is a clock; hangs are the faults that keep it from completing.
+	due   time.Duration
+	hangs []*fault
 }
 
 // NewQueue returns a further queue on the disk.
-func (d *Disk) NewQueue() *Queue { return &Queue{d: d} }
+func (d *Disk) NewQueue() *Queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	q := &Queue{d: d}
+	d.queues = append(d.queues, q)
+	return q
+}
+
+// NextDue returns when the next operation of any queue completes; ok is false where nothing in flight will by itself.
+// Without a clock that is at once.
+func (d *Disk) NextDue() (at time.Duration, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, q := range d.queues {
+		for _, f := range q.inFlight {
+			if !d.held(f) && (!ok || f.due < at) {
+				at, ok = f.due, true
+			}
+		}
+	}
+	return at, ok
+}
+
+// held tells whether an operation doesn't complete before somebody lets it.
+func (d *Disk) held(f *flight) bool { return len(f.hangs) > 0 || d.hold != nil && d.hold(f.op) }
+
+func (d *Disk) now() time.Duration {
+	if d.opts.Now == nil {
+		return 0
+	}
+	return d.opts.Now()
+}
 
 // Submit implements wal.Disk on the disk's own queue.
 func (d *Disk) Submit(op *ring.Op) { d.queue.Submit(op) }
@@ -176,35 +226,43 @@ func (q *Queue) Submit(op *ring.Op) {
 	defer d.mu.Unlock()
 	d.seq++
 	op.N, op.Err, op.Names, op.Direct = 0, nil, nil, false
-	f := &flight{op: op, seq: d.seq}
+	f := &flight{op: op, seq: d.seq, due: d.now()}
 	q.inFlight = append(q.inFlight, f)
+	if d.opts.Latency != nil && d.opts.Now != nil {
+		f.due += d.opts.Latency(op, d.rng)
+	}
 	f.start(d)
 }
 
-// Poll implements wal.Disk: everything that isn't held completes, what Done submits included.
+// Poll implements wal.Disk: everything that isn't held and whose time has come completes, what Done submits included.
 func (q *Queue) Poll() int {
 	n := 0
-	for q.completeOne() {
+	for q.completeOne(false) {
 		n++
 	}
 	return n
 }
 
-// WaitOne implements wal.Waiter: one operation completes. It returns ErrStuck where none can.
+// WaitOne implements wal.Waiter: one operation completes, when its time comes or at once, see Options.Wait. It returns
+// ErrStuck where none can.
 func (q *Queue) WaitOne() error {
-	if !q.completeOne() {
+	if !q.completeOne(true) {
 		return ErrStuck
 	}
 	return nil
 }
 
-func (q *Queue) completeOne() bool {
+// completeOne completes the next operation; with early even one whose time hasn't come.
+func (q *Queue) completeOne(early bool) bool {
 	d := q.d
 	d.mu.Lock()
-	f, step := q.pick(), d.onStep
+	f, step, now := q.pick(), d.onStep, d.now()
 	d.mu.Unlock()
-	if f == nil {
+	if f == nil || f.due > now && !early {
 		return false
+	}
+	if f.due > now && d.opts.Wait != nil {
+		d.opts.Wait(f.due)
 	}
 	if step != nil {
 		step(f.op)
@@ -219,15 +277,18 @@ func (q *Queue) completeOne() bool {
 
 // pick chooses the operation that completes next.
 func (q *Queue) pick() *flight {
-	var ready []*flight
+	ready := q.ready[:0]
 	for _, f := range q.inFlight {
-		if q.d.hold == nil || !q.d.hold(f.op) {
+		if !q.d.held(f) {
 			ready = append(ready, f)
 		}
 	}
+	q.ready = ready
 	switch {
 	case len(ready) == 0:
 		return nil
+	case q.d.opts.Now != nil:
+		return slices.MinFunc(ready, func(a, b *flight) int { return cmp.Or(cmp.Compare(a.due, b.due), cmp.Compare(a.seq, b.seq)) })
 	case q.d.opts.Seed == 0:
 		return ready[0]
 	default:
@@ -256,14 +317,14 @@ func (f *flight) start(d *Disk) {
 		}
 	default:
 	}
-	f.fault = d.matchFault(op.Kind, p)
+	d.matchFaults(f, p)
 	switch op.Kind {
 	case ring.Read:
 		f.err = f.file.check(op)
 	case ring.Write, ring.WriteSync:
 		f.startWrite(d)
 	case ring.Sync:
-		f.covers, f.size = f.file.node.snapshot(d.opts.SectorBytes), f.file.node.size
+		f.covers, f.size = f.file.node.snapshot(), f.file.node.size
 	default:
 	}
 }
@@ -283,7 +344,7 @@ func (f *flight) startWrite(d *Disk) {
 	}
 	f.sum = maphash.Bytes(d.seed, op.Buf)
 	d.used += n.write(op.Off, op.Buf, d.opts.SectorBytes)
-	n.inFlight(op.Off, len(op.Buf), d.opts.SectorBytes, +1)
+	n.takeOff(op.Off, len(op.Buf), d.opts.SectorBytes)
 }
 
 // check refuses what O_DIRECT refuses.
@@ -305,7 +366,7 @@ func (h *handle) check(op *ring.Op) error {
 func (f *flight) finish(d *Disk) {
 	op := f.op
 	if f.sum != 0 {
-		f.file.node.inFlight(op.Off, len(op.Buf), d.opts.SectorBytes, -1)
+		f.file.node.land(op.Off, len(op.Buf), d.opts.SectorBytes)
 		if maphash.Bytes(d.seed, op.Buf) != f.sum {
 			panic("simdisk: the buffer of a write was changed while the write was in flight")
 		}
@@ -458,14 +519,44 @@ func (d *Disk) WriteFile(p string, b []byte) {
 	d.used += n.truncate(0, d.opts.SectorBytes)
 	d.used += n.write(0, b, d.opts.SectorBytes)
 	d.used += n.truncate(int64(len(b)), d.opts.SectorBytes)
-	n.persistAll(n.snapshot(d.opts.SectorBytes), n.size, d.opts.SectorBytes)
+	n.persistAll(n.snapshot(), n.size, d.opts.SectorBytes)
 }
 
-// Damage changes one byte of a file durably: b becomes b XOR mask.
+// Damage changes one byte of a file, on the device and as processes see it: b becomes b XOR mask.
 func (d *Disk) Damage(p string, off int64, mask byte) {
-	b := d.ReadFile(p)
-	b[off] ^= mask
-	d.WriteFile(p, b)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.names[path.Clean(p)]
+	if n == nil || off < 0 || off >= n.size {
+		panic(fmt.Sprintf("simdisk: Damage of a byte that doesn't exist: %s at %d", p, off))
+	}
+	index := off / pageBytes
+	seen, kept := *pagesOf(n.pages, index), *pagesOf(n.durable, index)
+	same := n.pages[index] == n.durable[index]
+	seen[off%pageBytes] ^= mask
+	kept[off%pageBytes] ^= mask
+	n.pages[index], n.durable[index] = &seen, &kept
+	if same {
+		n.durable[index] = &seen
+	}
+}
+
+// Rot flips a random bit of a random file whose path match accepts, on the device and as processes see it, and tells which.
+// ok is false where there is no such file with contents.
+func (d *Disk) Rot(rng *rand.Rand, match func(path string) bool) (p string, off int64, ok bool) {
+	var paths []string
+	for _, p := range d.Paths() {
+		if match(p) && d.lookup(p).size > 0 {
+			paths = append(paths, p)
+		}
+	}
+	if len(paths) == 0 {
+		return "", 0, false
+	}
+	p = paths[rng.IntN(len(paths))]
+	off = rng.Int64N(d.lookup(p).size)
+	d.Damage(p, off, 1<<rng.IntN(8))
+	return p, off, true
 }
 
 // RemoveFile removes a file durably.

@@ -3,11 +3,14 @@ package simdisk
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
 )
@@ -336,6 +339,218 @@ func TestDisk_QueuesAreSeparate(t *testing.T) {
 	q.Submit(&op)
 	if d.Poll() != 0 || done != 0 || q.Poll() != 1 || done != 1 {
 		t.Error("an operation completed in another queue's Poll")
+	}
+}
+
+// clock is a simulated time.
+type clock struct{ now time.Duration }
+
+func (c *clock) read() time.Duration { return c.now }
+
+// TestDisk_ClockOrdersCompletions gives every kind of operation a latency of its own: completions come in the order of
+// time, not before it, and NextDue says when.
+func TestDisk_ClockOrdersCompletions(t *testing.T) {
+	c := &clock{}
+	latency := map[ring.Kind]time.Duration{ring.Write: 30, ring.WriteSync: 20, ring.Read: 10, ring.Sync: 20}
+	d := New(Options{Now: c.read, Latency: func(op *ring.Op, _ *rand.Rand) time.Duration { return latency[op.Kind] }})
+	u := user{t, d}
+	fd := u.create("a")
+	if _, ok := d.NextDue(); ok {
+		t.Error("something is due on an idle disk")
+	}
+	q := d.NewQueue()
+	var order []ring.Kind
+	submit := func(w interface{ Submit(*ring.Op) }, kind ring.Kind) {
+		w.Submit(&ring.Op{Kind: kind, FD: fd, Buf: fill('x', 512), Done: func(op *ring.Op) { order = append(order, op.Kind) }})
+	}
+	for _, kind := range []ring.Kind{ring.Write, ring.WriteSync, ring.Sync} {
+		submit(d, kind)
+	}
+	submit(q, ring.Read)
+	if at, ok := d.NextDue(); !ok || at != 10 {
+		t.Errorf("next due at %v, %v", at, ok)
+	}
+	for c.now = 5; c.now <= 30; c.now += 5 {
+		d.Poll()
+		q.Poll()
+	}
+	if want := []ring.Kind{ring.Read, ring.WriteSync, ring.Sync, ring.Write}; !slices.Equal(order, want) {
+		t.Errorf("completed in the order %v, want %v", order, want)
+	}
+}
+
+// TestDisk_WaitOneLetsTimePass waits for an operation whose time hasn't come.
+func TestDisk_WaitOneLetsTimePass(t *testing.T) {
+	c := &clock{}
+	opts := Options{Now: c.read, Latency: func(*ring.Op, *rand.Rand) time.Duration { return 7 }}
+	newUser(t, opts).create("a")
+	if c.now != 0 {
+		t.Errorf("time went to %v by itself", c.now)
+	}
+	opts.Wait = func(until time.Duration) { c.now = until }
+	u := newUser(t, opts)
+	fd := u.create("a")
+	u.do(ring.Op{Kind: ring.Write, FD: fd, Buf: fill('x', 512)})
+	if c.now != 14 {
+		t.Errorf("two operations of 7 took %v", c.now)
+	}
+}
+
+func TestDisk_DelaysAndHangsCountBesideOtherFaults(t *testing.T) {
+	c := &clock{now: 100}
+	d := New(Options{Now: c.read})
+	fd := user{t, d}.create("a")
+	d.Inject(Fault{Kind: ring.Sync, Delay: 50})
+	release := d.Inject(Fault{Kind: ring.Sync, Hang: true, Skip: 1, Count: 1})
+	d.Inject(Fault{Kind: ring.Sync, Err: syscall.EIO})
+	var errs []error
+	for range 2 {
+		d.Submit(&ring.Op{Kind: ring.Sync, FD: fd, Done: func(op *ring.Op) { errs = append(errs, op.Err) }})
+	}
+	if d.Poll(); len(errs) != 0 {
+		t.Error("a delayed operation completed at once")
+	}
+	c.now = 150
+	if d.Poll(); len(errs) != 1 || !errors.Is(errs[0], syscall.EIO) {
+		t.Errorf("after the delay: %v", errs)
+	}
+	c.now = 10_000
+	if _, ok := d.NextDue(); ok || d.Poll() > 0 || !errors.Is(d.WaitOne(), ErrStuck) {
+		t.Error("a hanging operation completed, or would")
+	}
+	release()
+	if at, ok := d.NextDue(); !ok || at != 10_000 {
+		t.Errorf("when it hangs no longer it is due at %v, %v", at, ok)
+	}
+	if d.Poll(); len(errs) != 2 {
+		t.Error("it doesn't complete when it hangs no longer")
+	}
+}
+
+// TestDisk_SameSeedSameRun runs random work twice: times, results, crashes and what is pending agree.
+func TestDisk_SameSeedSameRun(t *testing.T) {
+	run := func(seed uint64) string {
+		var log strings.Builder
+		c := &clock{}
+		rng := rand.New(rand.NewPCG(seed, 2))
+		d := New(Options{Seed: seed, Now: c.read, Latency: func(_ *ring.Op, r *rand.Rand) time.Duration {
+			return time.Duration(r.IntN(1000))
+		}})
+		for life := range 4 {
+			u := user{t, d}
+			fds := []int{u.create("a"), u.create("b"), u.create("c")}
+			for i := range 200 {
+				op := &ring.Op{Kind: []ring.Kind{ring.Write, ring.WriteSync, ring.Sync, ring.Read}[rng.IntN(4)], FD: fds[rng.IntN(3)],
+					Off: rng.Int64N(20_000), Buf: fill(byte(i), 1+rng.IntN(9000))}
+				op.Done = func(op *ring.Op) { fmt.Fprintf(&log, "%d: %d %d %v\n", c.now, op.Kind, op.N, op.Err) }
+				d.Submit(op)
+				c.now += time.Duration(rng.IntN(200))
+				d.Poll()
+			}
+			fmt.Fprintf(&log, "life %d: %v\n", life, d.Pending())
+			p, off, _ := d.Rot(rng, func(p string) bool { return p != "b" })
+			fmt.Fprintln(&log, p, off)
+			d = d.Crash(RandomFates(rng))
+		}
+		for _, p := range d.Paths() {
+			fmt.Fprintf(&log, "%s %x\n", p, d.ReadFile(p))
+		}
+		return log.String()
+	}
+	for seed := range uint64(5) {
+		if run(seed) != run(seed) {
+			t.Errorf("seed %d: two runs differ", seed)
+		}
+	}
+	if run(1) == run(2) {
+		t.Error("two seeds give the same run")
+	}
+}
+
+// TestDisk_AgreesWithASlowModel compares what a power cut leaves with a model that keeps every sector on its own.
+func TestDisk_AgreesWithASlowModel(t *testing.T) {
+	const size = 5 * 4096
+	for seed := range uint64(30) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		u := newUser(t, Options{SectorBytes: []int{64, 512, 4096}[seed%3]})
+		sector := u.d.opts.SectorBytes
+		fd := u.create("a")
+		u.do(ring.Op{Kind: ring.SyncDir, Path: "."})
+		u.do(ring.Op{Kind: ring.WriteSync, FD: fd, Buf: make([]byte, size)})
+		seen, kept := make([]byte, size), make([]byte, size)
+		lost := make([]bool, size/sector)
+		eachSector := func(off, n int, f func(s int)) {
+			for s := off / sector; s*sector < off+n; s++ {
+				f(s)
+			}
+		}
+		persist := func(s int) { copy(kept[s*sector:][:sector], seen[s*sector:]) }
+		for step := range 200 {
+			off := rng.IntN(size)
+			b := fill(byte(rng.IntN(3)), 1+rng.IntN(min(9000, size-off)))
+			switch rng.IntN(5) {
+			case 0, 1:
+				u.do(ring.Op{Kind: ring.Write, FD: fd, Off: int64(off), Buf: b})
+				copy(seen[off:], b)
+				eachSector(off, len(b), func(s int) { lost[s] = false })
+			case 2:
+				u.do(ring.Op{Kind: ring.WriteSync, FD: fd, Off: int64(off), Buf: b})
+				copy(seen[off:], b)
+				eachSector(off, len(b), func(s int) { persist(s); lost[s] = false })
+			case 3:
+				u.do(ring.Op{Kind: ring.Sync, FD: fd})
+				eachSector(0, size, func(s int) {
+					if !lost[s] {
+						persist(s)
+					}
+				})
+			case 4:
+				remove := u.d.Inject(Fault{Kind: ring.Sync, Err: syscall.EIO})
+				if _, err := u.try(ring.Op{Kind: ring.Sync, FD: fd}); err == nil {
+					t.Fatal("the fault didn't hit")
+				}
+				remove()
+				eachSector(0, size, func(s int) {
+					lost[s] = lost[s] || !bytes.Equal(seen[s*sector:][:sector], kept[s*sector:][:sector])
+				})
+			}
+			if got := u.d.ReadFile("a"); !bytes.Equal(got, seen) {
+				t.Fatalf("seed %d, step %d: what processes see differs", seed, step)
+			}
+			if got := u.d.Crash(nil).ReadFile("a"); !bytes.Equal(got, kept) {
+				t.Fatalf("seed %d, step %d: what a power cut leaves at least differs", seed, step)
+			}
+			var want []int64
+			eachSector(0, size, func(s int) {
+				if !bytes.Equal(seen[s*sector:][:sector], kept[s*sector:][:sector]) {
+					want = append(want, int64(s*sector))
+				}
+			})
+			var got []int64
+			for _, it := range u.d.Pending() {
+				got = append(got, it.Offset)
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("seed %d, step %d: pending at %v, want %v", seed, step, got, want)
+			}
+		}
+	}
+}
+
+// BenchmarkDisk_Round is what a small round of a journal costs.
+func BenchmarkDisk_Round(b *testing.B) {
+	d := New(Options{SectorBytes: 4096})
+	nop := func(*ring.Op) {}
+	op := ring.Op{Kind: ring.Open, Path: "a", Flags: ring.Create, Done: nop}
+	d.Submit(&op)
+	d.Poll()
+	fd := op.FD
+	buf := fill('x', 4096)
+	for i := 0; b.Loop(); i++ {
+		buf[0] = byte(i)
+		op = ring.Op{Kind: ring.WriteSync, FD: fd, Off: int64(i%16) * 4096, Buf: buf, Done: nop}
+		d.Submit(&op)
+		d.Poll()
 	}
 }
 
