@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/HdrHistogram/hdrhistogram-go"
+
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
@@ -99,7 +101,7 @@ func (c *Config) cases() []benchCase {
 		case "partitions":
 			for _, size := range c.OtherSizes {
 				for _, n := range c.Partitions {
-					l.each(only, w, strconv.Itoa(n)+" partitions", size, publish(shape{1, pipelineWindow, n}))
+					l.each(only, w, plural(n, "partition"), size, publish(shape{1, pipelineWindow, n}))
 				}
 			}
 		case "end-to-end", "end-to-end-max":
@@ -109,7 +111,7 @@ func (c *Config) cases() []benchCase {
 			}
 			for _, size := range c.OtherSizes {
 				for _, n := range c.Members {
-					l.each(single, w, membersName(n), size, load(n))
+					l.each(single, w, plural(n, "member"), size, load(n))
 				}
 			}
 		case "catchup":
@@ -134,11 +136,11 @@ func (c *Config) cases() []benchCase {
 	return l.list
 }
 
-func membersName(n int) string {
+func plural(n int, word string) string {
 	if n == 1 {
-		return "1 member"
+		return "1 " + word
 	}
-	return strconv.Itoa(n) + " members"
+	return strconv.Itoa(n) + " " + word + "s"
 }
 
 func (l *caseList) limits() {
@@ -309,7 +311,17 @@ func (c *crowd) run(ctx context.Context, r *runner, s *Sample, srv server, load 
 		delivered.Merge(d)
 		acked.Merge(a)
 	}
-	s.Latency, s.DeliverLatency, s.PublishLatency = quantiles(acked), quantiles(delivered), quantiles(c.pub.Latency())
+	published := c.pub.Latency()
+	if late := c.pub.Unsent(); late != nil {
+		// What could not even be sent in time belongs to all of them: leaving it out would flatter.
+		for _, h := range []*hdrhistogram.Histogram{published, delivered, acked} {
+			if h.TotalCount() > 0 {
+				h.Merge(late)
+			}
+		}
+		s.Values = map[string]float64{"not_sent_in_time": float64(late.TotalCount())}
+	}
+	s.Latency, s.DeliverLatency, s.PublishLatency = quantiles(acked), quantiles(delivered), quantiles(published)
 	return nil
 }
 
@@ -328,7 +340,11 @@ func endToEnd(members int) loadFunc {
 			return err
 		}
 		defer c.close()
-		return c.run(ctx, r, s, srv, func(ctx context.Context) error { return c.pub.RunRated(ctx, r.cfg.Rate, warm, count) })
+		return c.run(ctx, r, s, srv, func(ctx context.Context) error {
+			err := c.pub.RunRated(ctx, r.cfg.Rate, warm, count)
+			c.total.want.Store(c.pub.Completed())
+			return err
+		})
 	}
 }
 

@@ -84,8 +84,8 @@ func floor(q func(*Sample) float64) func(*medians) (float64, bool) {
 
 func partitionRate(n int) func(*medians) (float64, bool) {
 	return func(m *medians) (float64, bool) {
-		one := m.of("partitions", "1 partitions", mortardName, kib, msgsPerSec)
-		return m.of("partitions", fmt.Sprint(n, " partitions"), mortardName, kib, msgsPerSec) / one, !m.bad
+		one := m.of("partitions", plural(1, "partition"), mortardName, kib, msgsPerSec)
+		return m.of("partitions", plural(n, "partition"), mortardName, kib, msgsPerSec) / one, !m.bad
 	}
 }
 
@@ -153,7 +153,7 @@ func goals(list []*group) []goal {
 
 func endToEndGoals() (list []goal) {
 	for _, n := range []int{1, 4} {
-		v := membersName(n)
+		v := plural(n, "member")
 		list = append(list,
 			goal{what: "end to end at a rate, " + v + ": p99 until arrival / disk p50", bound: 8, most: true, value: func(m *medians) (float64, bool) {
 				return m.of("end-to-end", v, mortardName, kib, deliverP99) / m.of("disk", "", machineName, journalBlock(kib), p50), !m.bad

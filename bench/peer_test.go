@@ -299,6 +299,29 @@ func TestPeerPublisher_RatedLatencyCountsFromWhenAMessageWasDue(t *testing.T) {
 	}
 }
 
+func TestPeerPublisher_WhatCannotBeSentInTimeIsCountedAsLate(t *testing.T) {
+	s := newFake(t)
+	s.queues[0].stall = 300 * time.Millisecond // a run of 100 ms is given 150
+	conn, err := s.Producer(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPeerPublisher(conn, 8, 100, 1)
+	defer p.Close()
+	p.patience = 50 * time.Millisecond
+	if err := p.RunRated(t.Context(), 2000, 0, 200); err != nil {
+		t.Fatal(err)
+	}
+	late := p.Unsent()
+	if late == nil {
+		t.Fatal("everything was sent")
+	}
+	// The window lets 8 through, fewer if this machine was slow itself.
+	if p.Completed() > 8 || int64(p.Completed())+late.TotalCount() != 200 || late.Max() < int64(100*time.Millisecond) {
+		t.Errorf("%d messages acknowledged, %d unsent, the latest by %v", p.Completed(), late.TotalCount(), time.Duration(late.Max()))
+	}
+}
+
 func TestPeerPublisher_AStrayAnswerIsAnError(t *testing.T) {
 	p := newPeerPublisher(&fakeProducer{}, 8, 100, 1)
 	p.next.Store(5)

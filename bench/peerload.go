@@ -21,6 +21,8 @@ const (
 	peerSlots = 4 * maxWindow
 	// peerSilence is how long a peer may say nothing while an answer is due.
 	peerSilence = 60 * time.Second
+	// ratedPatience is how much longer than planned a run at a fixed rate may take.
+	ratedPatience = 2 * time.Second
 	// groupPoll is how often a member of a group of several looks whether the group has received everything.
 	groupPoll = 50 * time.Millisecond
 )
@@ -40,18 +42,22 @@ type peerPublisher struct {
 	next   atomic.Uint64 // the id to send next
 	low    atomic.Uint64 // every id below is acknowledged
 	count  atomic.Uint64 // acknowledged
+	goal   atomic.Uint64 // of a rated run: how many messages will be sent
 
-	at      int64 // when the last read returned
-	silence int64 // when the read deadline was set
-	warm    uint64
-	latency *hdrhistogram.Histogram
-	onDone  func(id uint64, all bool)
-	stray   error
+	at       int64 // when the last read returned
+	silence  int64 // when the read deadline was set
+	warm     uint64
+	latency  *hdrhistogram.Histogram
+	unsent   *hdrhistogram.Histogram
+	patience time.Duration
+	onDone   func(id uint64, all bool)
+	stray    error
 }
 
 func newPeerPublisher(w ProducerConn, window, valueBytes int, seed uint64) *peerPublisher {
 	p := &peerPublisher{w: w, window: uint64(window), value: randomBytes(seed, valueBytes), read: make([]byte, readBufferBytes), latency: newHist()}
-	p.onDone = p.acknowledged
+	p.onDone, p.patience = p.acknowledged, ratedPatience
+	p.goal.Store(unknownYet)
 	return p
 }
 
@@ -59,6 +65,7 @@ func (p *peerPublisher) Close() error                     { return p.w.Conn().Cl
 func (p *peerPublisher) Completed() uint64                { return p.count.Load() }
 func (p *peerPublisher) Latency() *hdrhistogram.Histogram { return p.latency }
 func (p *peerPublisher) Retries() uint64                  { return 0 }
+func (p *peerPublisher) Unsent() *hdrhistogram.Histogram  { return p.unsent }
 
 // Run publishes until count messages were acknowledged (0: no limit) or more was given and returned false, and returns
 // when everything sent has been acknowledged.
@@ -130,6 +137,9 @@ func (p *peerPublisher) reap() error {
 			return err
 		}
 	}
+	if p.low.Load() >= p.goal.Load() {
+		return nil // a rated run was cut short; its own deadline may just have been overwritten
+	}
 	n, err := conn.Read(p.read[p.have:])
 	if err != nil {
 		if errors.Is(err, io.EOF) {
@@ -185,15 +195,17 @@ func (p *peerPublisher) acknowledged(id uint64, all bool) {
 }
 
 // RunRated sends warm+count messages at a fixed rate, with latencies from when each was due, and returns when all are
-// acknowledged. A publisher runs once.
+// acknowledged. A publisher runs once. A peer that can't keep up is given ratedPatience more than the run should take; what
+// is not sent by then is in Unsent, as late as it is at that time.
 func (p *peerPublisher) RunRated(ctx context.Context, rate float64, warm, count uint64) error {
 	stop := context.AfterFunc(ctx, func() { p.Close() })
 	defer stop()
 	p.warm = warm
 	var failed atomic.Bool
 	errs := make(chan error, 2)
+	p.goal.Store(warm + count)
 	go func() { errs <- p.sendRated(rate, warm+count, &failed) }()
-	go func() { errs <- p.receiveRated(warm + count) }()
+	go func() { errs <- p.receiveRated() }()
 	err := <-errs
 	if err != nil {
 		failed.Store(true)
@@ -209,13 +221,22 @@ func (p *peerPublisher) sendRated(rate float64, total uint64, failed *atomic.Boo
 
 	every := float64(time.Second) / rate
 	start := now() + int64(time.Millisecond)
+	end := start + int64(every*float64(total)) + int64(p.patience)
 	for i := uint64(0); i < total; {
 		sleepUntil(start + int64(float64(i)*every))
-		for !p.room(i) {
+		for !p.room(i) && now() < end {
 			if failed.Load() {
 				return nil
 			}
 			time.Sleep(50 * time.Microsecond)
+		}
+		if t := now(); t >= end {
+			p.unsent = newHist()
+			for j := i; j < total; j++ {
+				record(p.unsent, t-start-int64(float64(j)*every))
+			}
+			p.goal.Store(i)
+			return p.w.Conn().SetReadDeadline(time.Now()) // the reader may be waiting for nothing more
 		}
 		for t := now(); i < total && p.room(i) && len(p.out) < writeBatchBytes; i++ {
 			due := start + int64(float64(i)*every)
@@ -231,9 +252,16 @@ func (p *peerPublisher) sendRated(rate float64, total uint64, failed *atomic.Boo
 	return nil
 }
 
-func (p *peerPublisher) receiveRated(total uint64) error {
-	for p.low.Load() < total {
-		if err := p.reap(); err != nil {
+func (p *peerPublisher) receiveRated() error {
+	excused := false
+	for p.low.Load() < p.goal.Load() {
+		err := p.reap()
+		if errors.Is(err, os.ErrDeadlineExceeded) && p.goal.Load() == p.next.Load() && !excused {
+			// The sender has given up: what it has sent is still waited for.
+			p.silence, excused = 0, true
+			continue
+		}
+		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}

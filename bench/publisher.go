@@ -126,6 +126,9 @@ func (p *Publisher) Latency() *hdrhistogram.Histogram { return p.latency }
 // Retries counts publishes that were refused for the moment and sent again; not while Run runs.
 func (p *Publisher) Retries() uint64 { return p.retried }
 
+// Unsent is nil: a rated run against mortard sends everything.
+func (p *Publisher) Unsent() *hdrhistogram.Histogram { return nil }
+
 // Run publishes until count messages were acknowledged (0: no limit) or more was given and returned false, and returns
 // when every message sent has been acknowledged. Several runs continue one another.
 func (p *Publisher) Run(count uint64, more func() bool) error {

@@ -23,7 +23,7 @@ func testSamples() []Sample {
 			Sample{Workload: "publish", System: "redis-always", Durable: true, Size: 100, Round: round, MsgsPerSec: 500 * r, Latency: q(4000, 5000), CPUSecondsPerMillion: 12},
 			Sample{Workload: "publish-sync", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 8000, Latency: q(100+r, 300)},
 			Sample{Workload: "publish-sync", System: "redis-always", Durable: true, Size: 1024, Round: round, MsgsPerSec: 7000, Latency: q(204, 300)},
-			Sample{Workload: "partitions", Variant: "1 partitions", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 200},
+			Sample{Workload: "partitions", Variant: "1 partition", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 200},
 			Sample{Workload: "partitions", Variant: "1024 partitions", System: mortardName, Size: 1024, Round: round, MsgsPerSec: 180, PerSecond: []float64{1, 2}},
 			Sample{Workload: "end-to-end", Variant: "1 member", System: mortardName, Size: 1024, Round: round, Latency: q(500, 900), DeliverLatency: q(300, 600), PublishLatency: q(200, 400)},
 			Sample{Workload: "end-to-end", Variant: "1 member", System: "nats-always", Durable: true, Size: 1024, Round: round, DeliverLatency: q(600, 1200), PublishLatency: q(200, 400)},

@@ -82,11 +82,11 @@ func TestRun_MeasuresEveryCaseInEveryRound(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Mortard, cfg.Dir, cfg.Out = self, t.TempDir(), t.TempDir()
 	cfg.Workloads = slices.DeleteFunc(cfg.Workloads, func(w string) bool { return w == "catchup" || w == "restart" || w == "cluster" }) // the fake keeps nothing
-	cfg.Sizes, cfg.OtherSizes = []int{100, 1024}, []int{1024}
+	cfg.Sizes, cfg.OtherSizes = []int{100}, []int{1024}
 	cfg.Partitions, cfg.Members = []int{1, 16}, []int{1}
 	cfg.Peers = []*Peer{fakePeer(false), fakePeer(true)}
 	cfg.Rounds = 2
-	cfg.Duration, cfg.Warmup = 100*time.Millisecond, 10*time.Millisecond
+	cfg.Duration, cfg.Warmup = 40*time.Millisecond, 5*time.Millisecond
 	cfg.JournalFileBytes, cfg.JournalMaxFiles, cfg.JournalMultiple = 64<<10, 2, 1
 	cfg.limitFileBytes = 2 << 20
 	samples, err := Run(t.Context(), &cfg, t.Output())

@@ -64,6 +64,8 @@ type publisher interface {
 	// Latency is not for use while a run goes on.
 	Latency() *hdrhistogram.Histogram
 	Retries() uint64
+	// Unsent are the latencies, so far, of messages that a rated run has given up sending; nil if there are none.
+	Unsent() *hdrhistogram.Histogram
 	Close() error
 }
 
