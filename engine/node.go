@@ -41,10 +41,12 @@ type NodeOptions struct {
 	// Rank is this node's place among the preferred leaders, from 0.
 	Rank int
 	// QuorumTimeout, SoftGap, SoftGapBytes and HardGap are as in replica.Config; 0 means its default.
-	QuorumTimeout, SoftGap, HardGap time.Duration
-	SoftGapBytes                    uint64
+	Heartbeat, Lease, QuorumTimeout, SoftGap, HardGap time.Duration
+	SoftGapBytes                                      uint64
 	// Peers sends to the other nodes.
 	Peers Peers
+	// Rejoin is called when what this node tells the others about itself (Identity) has changed; nil: nobody is told.
+	Rejoin func()
 	// Random is a source of random numbers that differs between nodes and starts; nil means the system's.
 	Random func() uint64
 }
@@ -105,12 +107,12 @@ type NodeStatus struct {
 	// LeaderName and LeaderAddr say who leads, as operators and clients know it; empty if unknown.
 	LeaderName, LeaderAddr string
 	Epoch                  replica.Epoch
-	Role         string
-	Standing     replica.Standing
-	Quorum       replica.QuorumState
-	Cluster      replica.ClusterID
-	Serving      bool
-	Reopening    bool
+	Role                   string
+	Standing               replica.Standing
+	Quorum                 replica.QuorumState
+	Cluster                replica.ClusterID
+	Serving                bool
+	Reopening              bool
 }
 
 // gather waits for an answer of every log.
@@ -270,13 +272,14 @@ func (n *Node) start(state replica.Persistent) error {
 	}
 	m, err := replica.New(replica.Config{
 		Self: n.opts.Self, Nodes: n.ids, Rank: n.opts.Rank, Logs: max(n.opts.Engine.Shards, 1),
-		QuorumTimeout: n.opts.QuorumTimeout, SoftGap: n.opts.SoftGap, HardGap: n.opts.HardGap, SoftGapBytes: n.opts.SoftGapBytes,
+		Heartbeat: n.opts.Heartbeat, Lease: n.opts.Lease, QuorumTimeout: n.opts.QuorumTimeout, SoftGap: n.opts.SoftGap, HardGap: n.opts.HardGap, SoftGapBytes: n.opts.SoftGapBytes,
 		Rand: n.opts.Random,
 	}, state, n.now())
 	if err != nil {
 		return errors.Join(err, n.closeEngine(n.engine.Load()))
 	}
 	n.machine = m
+	n.publish()
 	return nil
 }
 
@@ -722,8 +725,13 @@ func (n *Node) publish() {
 	if h := n.nodes[leader]; h != nil {
 		st.LeaderName, st.LeaderAddr = h.name, h.addr
 	}
-	if st != *n.status.Load() {
-		n.status.Store(&st)
+	was := n.status.Load()
+	if st == *was {
+		return
+	}
+	n.status.Store(&st)
+	if st.Cluster != was.Cluster && was.Cluster != (replica.ClusterID{}) && n.opts.Rejoin != nil {
+		n.opts.Rejoin()
 	}
 }
 

@@ -369,9 +369,6 @@ const maxLeaseMs = 7 * 24 * 3600 * 1000
 // unsupported lists what this version understands but cannot do.
 func (c *Config) unsupported() []error {
 	var errs []error
-	if len(c.Peers) > 0 {
-		errs = append(errs, errors.New("peers is set, but this version runs single nodes only: leave peers out"))
-	}
 	if c.ListenWS != off && c.ListenWS != "" {
 		errs = append(errs, fmt.Errorf("listen_ws is %q, but this version does not serve WebSocket: set it to off", c.ListenWS))
 	}

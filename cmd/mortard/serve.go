@@ -35,7 +35,8 @@ type broker struct {
 	log    *slog.Logger
 	lock   *dirLock
 	source *source
-	engine *engine.Engine
+	engine *engine.Engine // of a node on its own
+	node   *node          // of one of a cluster
 	client *client.Server
 	admin  *admin.Server // nil when it is switched off
 }
@@ -96,16 +97,16 @@ func (b *broker) start(ctx context.Context) error {
 		}
 		b.admin = a
 	}
-	if b.engine, err = engine.Open(c.engineOptions(b.log)); err != nil {
-		return fmt.Errorf("opening %s: %w", c.DataDir, err)
+	serves, err := b.open(ctx)
+	if err != nil {
+		return err
 	}
-	b.source.engine.Store(b.engine)
 	digests, err := c.digests()
 	if err != nil {
 		return err
 	}
 	srv, err := client.New(client.Options{
-		Addr: c.ListenClient, Loops: c.EventLoops, TokenDigests: digests, Logger: b.log, Handler: handler{b.engine},
+		Addr: c.ListenClient, Loops: c.EventLoops, TokenDigests: digests, Logger: b.log, Handler: serves,
 	})
 	if err != nil {
 		return err
@@ -120,6 +121,23 @@ func (b *broker) start(ctx context.Context) error {
 	}
 	b.log.Info("ready", "client", srv.Addr().String(), "admin", b.adminAddr(), "took", time.Since(began).Round(time.Millisecond))
 	return nil
+}
+
+// open opens the engine, or joins the cluster, and returns what serves the clients.
+func (b *broker) open(ctx context.Context) (client.Handler, error) {
+	var err error
+	if b.config.clustered() {
+		if b.node, err = openNode(ctx, b.config, b.log); err != nil {
+			return nil, err
+		}
+		b.source.node.Store(b.node)
+		return *b.node, nil
+	}
+	if b.engine, err = engine.Open(b.config.engineOptions(b.log)); err != nil {
+		return nil, fmt.Errorf("opening %s: %w", b.config.DataDir, err)
+	}
+	b.source.engine.Store(b.engine)
+	return handler{b.engine}, nil
 }
 
 func (b *broker) adminAddr() string {
@@ -178,7 +196,11 @@ func (b *broker) stop() error {
 	b.source.stopping.Store(true)
 	var errs []error
 	if b.client != nil {
-		b.engine.Stopping()
+		if b.node != nil {
+			b.node.Stopping()
+		} else {
+			b.engine.Stopping()
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		if err := b.client.Shutdown(ctx); err != nil {
 			b.log.Warn("closing the clients", "error", err) // theirs, not ours: they reconnect
@@ -188,6 +210,11 @@ func (b *broker) stop() error {
 	if b.engine != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		errs = append(errs, b.engine.Close(ctx))
+		cancel()
+	}
+	if b.node != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		errs = append(errs, b.node.close(ctx))
 		cancel()
 	}
 	if b.admin != nil {

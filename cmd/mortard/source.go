@@ -19,7 +19,8 @@ type source struct {
 	nodeID   int
 	version  string
 	began    time.Time
-	engine   atomic.Pointer[engine.Engine]
+	engine   atomic.Pointer[engine.Engine] // of a node on its own
+	node     atomic.Pointer[node]          // of one of a cluster
 	client   atomic.Pointer[client.Server]
 	stopping atomic.Bool
 }
@@ -30,10 +31,12 @@ func newSource(c *Config) *source {
 
 // Healthy implements admin.Source.
 func (s *source) Healthy() (ok bool, state string) {
-	e := s.engine.Load()
+	e, n := s.engine.Load(), s.node.Load()
 	switch {
 	case s.stopping.Load():
 		return false, "stopping"
+	case n != nil && s.client.Load() != nil:
+		return n.health()
 	case e == nil:
 		return false, "starting: the data directory is being recovered"
 	case s.client.Load() == nil:
@@ -44,7 +47,10 @@ func (s *source) Healthy() (ok bool, state string) {
 
 // Snapshot implements admin.Source.
 func (s *source) Snapshot(ctx context.Context) (*admin.Snapshot, error) {
-	e := s.engine.Load()
+	e, n := s.engine.Load(), s.node.Load()
+	if n != nil {
+		e = n.Engine()
+	}
 	if e == nil {
 		return nil, errors.New("it is still starting")
 	}
@@ -59,6 +65,9 @@ func (s *source) Snapshot(ctx context.Context) (*admin.Snapshot, error) {
 	}
 	if st.Failure != nil {
 		snap.Quorum = admin.QuorumReadOnly
+	}
+	if n != nil {
+		n.complete(snap)
 	}
 	if srv := s.client.Load(); srv != nil {
 		n := srv.Stats()
