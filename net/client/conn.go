@@ -75,6 +75,7 @@ type conn struct {
 	counted int  // of out.copied, in srv.outbound
 	answers answerRing
 	out     outQueue
+	early   []early // subscriptions that the client does not know of yet
 }
 
 var _ coord.Client = (*conn)(nil)
@@ -106,6 +107,7 @@ func (c *conn) answer(req uint64, frame []byte) {
 	r := &c.answers
 	if req != r.head {
 		r.put(req, frame)
+		c.overtakes(req, frame)
 		return
 	}
 	r.at(req).open(req)
@@ -117,6 +119,7 @@ func (c *conn) answer(req uint64, frame []byte) {
 // drain passes on the answers whose turn has come.
 func (c *conn) drain() {
 	for c.answers.pop(&c.out, c.srv.busyPub) {
+		c.passed(c.answers.head - 1)
 	}
 	c.head.Store(c.answers.head)
 	c.account()
@@ -124,12 +127,13 @@ func (c *conn) drain() {
 
 // account publishes the size of the queue and keeps it in its bounds. It runs under the mutex after every append.
 func (c *conn) account() {
-	c.outstanding.Store(int64(c.out.bytes))
-	if c.out.bytes > coord.OutboundPause {
+	bytes, copied := c.toSend()
+	c.outstanding.Store(int64(bytes))
+	if bytes > coord.OutboundPause {
 		c.above = true
 	}
 	c.count(outboundGrain)
-	if c.out.copied > c.srv.opts.MaxOutbound || c.out.copied > minOutboundShare && c.srv.greedy(c.out.copied) {
+	if copied > c.srv.opts.MaxOutbound || copied > minOutboundShare && c.srv.greedy(copied) {
 		c.srv.slowClosed.Add(1)
 		c.last(protocol.CodeSlowConsumer, 0, "")
 	}
@@ -138,7 +142,8 @@ func (c *conn) account() {
 // count adds what the queue's copied bytes have changed by to the sum of all connections, if that is at least grain. It
 // runs under the mutex.
 func (c *conn) count(grain int) {
-	if d := c.out.copied - c.counted; d >= grain || -d >= grain {
+	_, copied := c.toSend()
+	if d := copied - c.counted; d >= grain || -d >= grain {
 		c.counted += d
 		c.srv.outbound.Add(int64(d))
 	}
@@ -154,7 +159,7 @@ func (s *Server) greedy(copied int) bool {
 func (c *conn) Push(frames []byte) {
 	c.mu.Lock()
 	if !c.closed && !c.cut {
-		c.out.copyIn(frames)
+		c.queueOf(frames).copyIn(frames)
 		c.account()
 	}
 	c.mu.Unlock()
@@ -165,7 +170,7 @@ func (c *conn) PushOwned(frames []byte, owner coord.Releaser) {
 	c.mu.Lock()
 	gone := c.closed || c.cut
 	if !gone {
-		c.out.own(frames, owner)
+		c.queueOf(frames).own(frames, owner)
 		c.account()
 	}
 	c.mu.Unlock()
@@ -179,8 +184,9 @@ func (c *conn) PushValue(head, value []byte, owner coord.Releaser) {
 	c.mu.Lock()
 	gone := c.closed || c.cut
 	if !gone {
-		c.out.copyIn(head)
-		c.out.own(value, owner)
+		q := c.queueOf(head)
+		q.copyIn(head)
+		q.own(value, owner)
 		c.account()
 	}
 	c.mu.Unlock()
@@ -370,7 +376,7 @@ func (c *conn) release() {
 	defer c.writing.Unlock()
 	c.mu.Lock()
 	c.closed = true
-	done := c.out.drop(nil)
+	done := c.dropEarly(c.out.drop(nil))
 	c.count(1)
 	c.answers = answerRing{head: c.answers.head}
 	c.out.segs = nil

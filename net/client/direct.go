@@ -54,8 +54,9 @@ func (c *conn) taken(sent int, done []coord.Releaser) []coord.Releaser {
 	c.mu.Lock()
 	done = c.out.consume(sent, done)
 	c.count(outboundGrain)
-	c.outstanding.Store(int64(c.out.bytes))
-	if c.above && c.out.bytes <= coord.OutboundPause/2 {
+	left, _ := c.toSend()
+	c.outstanding.Store(int64(left))
+	if c.above && left <= coord.OutboundPause/2 {
 		c.above, writable = false, true
 	}
 	c.mu.Unlock()

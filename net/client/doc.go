@@ -24,7 +24,7 @@
 //
 // Every request gets the next number of its connection. The answer to the oldest one goes straight to the queue of
 // bytes; one that overtakes waits in a ring of slots, small frames inline, until its turn comes. Pushes (MSG, NOTICE) go
-// to the queue at once.
+// to the queue at once; only the messages of a subscription whose SUB is not answered yet wait for that (early.go).
 //
 // # What a client does wrong
 //

@@ -175,6 +175,16 @@ func (q *outQueue) replace(copies []borrowed, done []coord.Releaser) []coord.Rel
 	return done
 }
 
+// take appends everything that o has, and empties it.
+func (q *outQueue) take(o *outQueue) {
+	for _, s := range o.segs[o.head:] {
+		q.push(s)
+	}
+	q.bytes += o.bytes
+	q.copied += o.copied
+	*o = outQueue{}
+}
+
 // drop empties the queue; owners as in consume.
 func (q *outQueue) drop(done []coord.Releaser) []coord.Releaser {
 	return q.consume(q.bytes, done)
