@@ -237,7 +237,7 @@ func TestValidate_ReportsEveryProblemAtOnce(t *testing.T) {
 		"node_id", "listen_client", "listen_peer", "listen_admin", "log_level", "delivery_max_attempts",
 		"delivery_lease_ms", "poll_max_wait_ms", "credit_initial_count", "partition_default_count", "segment_max_bytes",
 		"metadata_snapshot_records", "auth_token_digests[1]", "io_backend", "event_loops",
-		"peers is set, but this version runs single nodes only", "leader_priority", "peer_secret_file", "listen_ws",
+		"peers names 1 nodes", "peers[0].addr", "leader_priority", "peer_secret_file", "listen_ws",
 	} {
 		if !strings.Contains(err.Error(), key) {
 			t.Errorf("%s is missing in:\n%v", key, err)
