@@ -32,7 +32,7 @@ type delivery struct {
 	reads      map[uint64]*coldRead
 	readTag    uint64
 	spareReads []*coldRead
-	stalled    []*reader
+	stalled    agenda[*reader]
 	coldBytes  int64
 
 	turn       deque[*consumer] // those that may be sent something
@@ -50,9 +50,11 @@ type delivery struct {
 	creditM protocol.Credit
 	frame   []byte
 
-	office  letterOffice
-	resets  []*reset // whose moves are not on record
-	latency latency
+	office letterOffice
+	resets []*reset // whose moves are not on record
+	// resetting counts all that are under way.
+	resetting int
+	latency   latency
 }
 
 var _ deliverer = (*delivery)(nil)
@@ -75,7 +77,10 @@ type groupDelivery struct {
 	id, topic uint16
 	opts      *ledger.Options
 	readers   []*reader // by partition
+	recorded  int       // of readers, how many at their start were found to have their START on record
 	letters   letterBox
+	// owners are the consumers that have partitions, by ownership epoch.
+	owners map[uint64]*consumer
 }
 
 // newDelivery makes the delivery of a coordinator whose options, log and placement are set.
@@ -161,7 +166,9 @@ func (d *delivery) openGroup(m *metadata.Group) {
 		return
 	}
 	opts := d.ledgerOptions(&m.Settings)
-	g := &groupDelivery{id: m.ID, topic: m.Topic, opts: &opts, letters: letterBox{name: protocol.DLQPrefix + m.Name}}
+	g := &groupDelivery{
+		id: m.ID, topic: m.Topic, opts: &opts, letters: letterBox{name: protocol.DLQPrefix + m.Name}, owners: make(map[uint64]*consumer),
+	}
 	d.groups[m.ID] = g
 	for i := range t.Partitions {
 		p := d.partition(m.Topic, i)
@@ -256,14 +263,10 @@ func (d *delivery) closeSub(s *subscription, graceful bool) {
 	for p := con.pulls[0]; p != nil; p = con.pulls[0] {
 		d.finish(p, s.ended, s.endedText)
 	}
-	for con.ready.len() > 0 { // or each partition would be searched for among all
-		con.ready.pop().ready = false
-	}
 	for len(con.readers) > 0 {
 		d.detach(con.readers[len(con.readers)-1], graceful)
 	}
 	con.sub = nil
-	con.ready = deque[*reader]{}
 }
 
 // own implements deliverer.
@@ -279,14 +282,16 @@ func (d *delivery) own(s *subscription, partition uint16, ownershipEpoch uint64)
 	rd.con, rd.epoch, rd.draining = con, ownershipEpoch, false
 	rd.at = len(con.readers)
 	con.readers = append(con.readers, rd)
+	rd.group.owners[ownershipEpoch] = con
 	rd.cur.Own(ledger.Owner{Member: s.member, Epoch: ownershipEpoch})
 	d.wake(rd)
 }
 
 // drain implements deliverer.
 func (d *delivery) drain(group, topic, partition uint16, ownershipEpoch uint64) {
-	if rd := d.reader(group, topic, partition); rd != nil && rd.epoch == ownershipEpoch {
+	if rd := d.reader(group, topic, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
 		rd.draining = true
+		rd.con.unready(rd)
 	}
 }
 
@@ -313,22 +318,10 @@ func (d *delivery) detach(rd *reader, graceful bool) {
 	con.readers[rd.at], last.at = last, rd.at
 	con.readers[len(con.readers)-1] = nil
 	con.readers = con.readers[:len(con.readers)-1]
-	if rd.ready {
-		d.unready(rd)
-	}
+	con.unready(rd)
+	delete(rd.group.owners, rd.epoch)
 	rd.con, rd.draining, rd.reported, rd.sample = nil, false, 0, sample{}
 	d.dropCold(rd)
-}
-
-// unready takes a reader out of its consumer's ready ones.
-func (d *delivery) unready(rd *reader) {
-	q := &rd.con.ready
-	for range q.len() {
-		if o := q.pop(); o != rd {
-			q.push(o)
-		}
-	}
-	rd.ready = false
 }
 
 // wake notes that a partition may have something to deliver.
@@ -336,10 +329,7 @@ func (d *delivery) wake(rd *reader) {
 	if rd.con == nil || rd.draining {
 		return
 	}
-	if !rd.ready {
-		rd.ready = true
-		rd.con.ready.push(rd)
-	}
+	rd.con.makeReady(rd)
 	d.enqueue(rd.con)
 }
 

@@ -14,10 +14,11 @@ type consumer struct {
 	sub    *subscription // nil once it is closed
 	group  *groupDelivery
 	credit credit
-	// readers are the partitions it owns; ready are those of them that may have something to deliver. A reader that is
-	// blocked by credit stays in ready.
+	// readers are the partitions it owns; ready are those of them that may have something to deliver, short those whose next
+	// message is larger than the available credit.
 	readers []*reader
-	ready   deque[*reader]
+	ready   readyList
+	short   shortHeap
 	pulls   [maxWaitingPulls]*pull // the oldest first
 	queued  bool                   // in delivery.turn
 	paused  bool                   // its connection has enough to send; Writable wakes it

@@ -26,7 +26,14 @@ func (d *delivery) failed(code protocol.ErrorCode, text string) {
 	for _, rs := range resets {
 		rs.done(nil, fmt.Errorf("%s: %w", text, code))
 	}
-	for _, l := range d.office.all {
-		d.answerLetter(l, code, text)
+	if d.office.open == 0 {
+		return
+	}
+	for _, g := range d.groups {
+		for _, rd := range g.readers {
+			for _, l := range rd.letters {
+				d.answerLetter(l, code, text)
+			}
+		}
 	}
 }

@@ -65,17 +65,8 @@ type letter struct {
 	search   bool
 	proposal uint64
 	bytes    int64
-	again    time.Duration
 	// waiting are the NACKs that are answered when the message is in the dead-letter topic, or can't get there.
 	waiting []answer
-}
-
-func (l *letter) key() letterKey { return letterKey{l.rd.cur.Key(), l.seq} }
-
-// letterKey names a message of a group.
-type letterKey struct {
-	cursor ledger.Key
-	seq    ledger.Sequence
 }
 
 // letterPlace names a letter by what is stored: the dead-letter topic and the message.
@@ -107,20 +98,20 @@ type letterBox struct {
 
 // letterOffice is delivery's state of all letters.
 type letterOffice struct {
-	// all holds the letters from the moment their messages ended until they are stored.
-	all       map[letterKey]*letter
+	// open counts the letters from the moment their messages ended until they are stored: those in reader.letters.
+	open      int
 	written   map[letterPlace]*letter
 	active    int
 	bytes     int64
 	proposal  uint64
 	lettering []*groupDelivery // groups with letters in their queues
 	served    []*groupDelivery // scratch
-	stuck     []*letter        // their messages can't be read at the moment
+	stuck     agenda[*letter]  // their messages can't be read at the moment
 	loops     uint64
 }
 
 func newLetterOffice() letterOffice {
-	return letterOffice{all: make(map[letterKey]*letter), written: make(map[letterPlace]*letter)}
+	return letterOffice{written: make(map[letterPlace]*letter)}
 }
 
 // isLetterTopic tells whether a topic of this name holds dead letters.
@@ -142,11 +133,11 @@ func (d *delivery) exhausted(e *ledger.Exhausted) {
 		}
 		return
 	}
-	l := &letter{rd: rd, seq: e.Sequence, failures: e.Failures, reason: e.Reason, endedMs: d.c.wallMs}
-	if d.office.all[l.key()] != nil {
+	if rd.letters[e.Sequence] != nil {
 		return // the cursor was set back while the letter was on its way, which ends this message as well
 	}
-	d.office.all[l.key()] = l
+	l := &letter{rd: rd, seq: e.Sequence, failures: e.Failures, reason: e.Reason, endedMs: d.c.wallMs}
+	d.openLetter(l)
 	d.queueLetter(l)
 }
 
@@ -157,7 +148,7 @@ func (d *delivery) parked(p *ledger.Parked) {
 	if rd == nil || !p.Cursor.Recorded() {
 		return
 	}
-	if l := d.office.all[letterKey{p.Cursor.Key(), p.Sequence}]; l != nil {
+	if l := rd.letters[p.Sequence]; l != nil {
 		l.after = wal.Sequence(p.Letters)
 		d.writeLetter(l)
 		return
@@ -166,9 +157,17 @@ func (d *delivery) parked(p *ledger.Parked) {
 		rd: rd, seq: p.Sequence, failures: p.Failures, reason: p.Reason, endedMs: d.c.wallMs,
 		after: wal.Sequence(p.Letters), search: true,
 	}
-	d.office.all[l.key()] = l
+	d.openLetter(l)
 	rd.group.letters.searches = append(rd.group.letters.searches, l)
 	d.queueLetter(l)
+}
+
+func (d *delivery) openLetter(l *letter) {
+	if l.rd.letters == nil {
+		l.rd.letters = make(map[ledger.Sequence]*letter)
+	}
+	l.rd.letters[l.seq] = l
+	d.office.open++
 }
 
 func (d *delivery) queueLetter(l *letter) {
@@ -183,21 +182,13 @@ func (d *delivery) queueLetter(l *letter) {
 
 // serveLetters goes on with the letters that may, and returns when the next one may, 0 if that needs another event.
 func (d *delivery) serveLetters(now time.Duration) (next time.Duration) {
-	o := &d.office
-	kept := o.stuck[:0]
-	for _, l := range o.stuck {
-		switch {
-		case l.state == letterOver:
-		case l.again > now:
-			kept = append(kept, l)
-			next = earliest(next, l.again)
-		default:
+	stuck := &d.office.stuck
+	for l, ok := stuck.due(now); ok; l, ok = stuck.due(now) {
+		if l.state != letterOver {
 			d.queueLetter(l)
 		}
 	}
-	clear(o.stuck[len(kept):])
-	o.stuck = kept
-	return earliest(next, d.serveBoxes(now))
+	return earliest(stuck.next(), d.serveBoxes(now))
 }
 
 // serveBoxes goes on with the letters of each group. The first group may take all the places that are free, so those that
@@ -293,9 +284,7 @@ func (d *delivery) writeLetter(l *letter) {
 	var rec wal.Record
 	if p := l.rd.part; p.inTail(wal.Sequence(l.seq)) {
 		r := p.runs.at(p.findRun(wal.Sequence(l.seq)))
-		for data := r.data; rec.Sequence != wal.Sequence(l.seq); {
-			data = data[wal.PeekRecord(data, &rec):]
-		}
+		wal.PeekRecord(r.data[r.index.seek(r.data, int(wal.Sequence(l.seq)-r.first)):], &rec)
 		d.proposeLetter(l, &rec)
 		return
 	}
@@ -323,14 +312,15 @@ func (d *delivery) letterRead(l *letter, chunk *wal.Chunk, err error) {
 	case l.state == letterOver:
 	case err != nil || chunk == nil:
 		d.office.active--
-		l.state, l.again = letterQueued, d.c.now+readPause
+		l.state = letterQueued
+		pause := readPause
 		if err != nil && !errors.Is(err, wal.ErrNoMemory) {
-			l.again = d.c.now + maxLetterPause
+			pause = maxLetterPause
 			d.log.Error("a message that is out of attempts can't be read for its dead letter: it is kept",
 				slog.Int("topic", int(l.rd.part.topic)), slog.Int("partition", int(l.rd.part.id)), slog.Uint64("sequence", uint64(l.seq)), slog.Any("err", err))
 			d.answerLetter(l, protocol.CodeDLQUnavailable, textNoLetters)
 		}
-		d.office.stuck = append(d.office.stuck, l)
+		d.office.stuck.add(d.c.now+pause, l)
 	case chunk.First > wal.Sequence(l.seq):
 		d.log.Warn("a message that is out of attempts was removed by retention before its dead letter could be written",
 			slog.Int("topic", int(l.rd.part.topic)), slog.Int("partition", int(l.rd.part.id)), slog.Uint64("sequence", uint64(l.seq)))
@@ -440,7 +430,10 @@ func (d *delivery) closeLetter(l *letter, code protocol.ErrorCode) {
 	case letterQueued, letterOver:
 	}
 	l.state = letterOver
-	delete(d.office.all, l.key())
+	if l.rd.letters[l.seq] == l {
+		delete(l.rd.letters, l.seq)
+		d.office.open--
+	}
 	d.answerLetter(l, code, "")
 }
 
@@ -453,8 +446,8 @@ func (d *delivery) answerLetter(l *letter, code protocol.ErrorCode, text string)
 
 // abandon forgets the letters of a cursor that is moved or removed. What is proposed is committed nevertheless.
 func (d *delivery) abandon(rd *reader) {
-	for _, l := range d.office.all {
-		if l.rd == rd && l.state != letterWritten {
+	for _, l := range rd.letters {
+		if l.state != letterWritten {
 			d.closeLetter(l, 0)
 		}
 	}
@@ -470,7 +463,7 @@ func (d *delivery) endOfMessage(a *answer) (code protocol.ErrorCode, text string
 	if rd.part.letters {
 		return protocol.CodeDLQPathOverflow, textLoop, false
 	}
-	l := d.office.all[letterKey{rd.cur.Key(), seq}]
+	l := rd.letters[seq]
 	switch {
 	case l == nil:
 		return 0, "", false

@@ -88,7 +88,7 @@ func TestLetters_FifthFailureMovesTheMessageOnce(t *testing.T) {
 	if g := r.stats(); g.Acknowledged != 1 || g.Dropped != 1 || g.DLQ != 1 || g.Waiting != 0 || g.Lag != 0 {
 		t.Fatalf("%+v", g)
 	}
-	if len(r.d.office.all)+len(r.d.office.written)+r.d.office.active != 0 || r.d.office.bytes != 0 {
+	if r.d.office.open+len(r.d.office.written)+r.d.office.active != 0 || r.d.office.bytes != 0 {
 		t.Fatalf("something is left: %+v", r.d.office)
 	}
 	r.restart()
@@ -353,7 +353,7 @@ func TestLetters_DeletedGroupLeavesNothing(t *testing.T) {
 	for _, q := range reqs {
 		cl.wantAnswer(q, nil)
 	}
-	if o := &r.d.office; len(o.all)+len(o.written)+o.active+len(o.lettering) != 0 || o.bytes != 0 {
+	if o := &r.d.office; o.open+len(o.written)+o.active+len(o.lettering) != 0 || o.bytes != 0 {
 		t.Fatalf("something is left: %+v", o)
 	}
 }

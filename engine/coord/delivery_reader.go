@@ -27,13 +27,19 @@ type reader struct {
 	part   *partition
 	group  *groupDelivery
 	place  int // in part.readers
+	// letters are its messages on their way to the dead-letter topic, until they are stored there; nil if there are none.
+	letters map[ledger.Sequence]*letter
 
 	// The owner, while it is connected.
 	con      *consumer
 	epoch    uint64 // ownership epoch
 	at       int    // place in con.readers
 	draining bool   // being revoked: nothing new is delivered
-	ready    bool   // in con.ready
+
+	listed     bool // in con.ready, between prev and next
+	prev, next *reader
+	short      int    // its place in con.short + 1, 0 = not there
+	need       uint64 // the credit in bytes that its next message takes
 
 	hot    hotPlace
 	cold   coldPlace // of the fresh messages
@@ -41,12 +47,13 @@ type reader struct {
 	old    coldPlace // of retries
 	read   *coldRead // the one read under way
 	noMore wal.Sequence
-	pause  time.Duration // no read before
-	paused bool          // in delivery.stalled
-	faulty bool          // the last read failed, and that was logged
+	paused bool // in delivery.stalled: no read for a while
+	faulty bool // the last read failed, and that was logged
 
-	reported wal.Sequence // named in a pushed 0x4005
-	sample   sample
+	// reported was named in a pushed 0x4005 when the credit had the epoch reportedAt.
+	reported   wal.Sequence
+	reportedAt uint64
+	sample     sample
 }
 
 // hotPlace is where the record of seq begins in memory.
@@ -61,6 +68,7 @@ type coldPlace struct {
 	chunk *wal.Chunk
 	off   int
 	seq   wal.Sequence
+	index runIndex
 }
 
 // sample is a delivery whose way from PUB to ACK is measured; one at a time per reader.
@@ -101,11 +109,7 @@ func (d *delivery) find(rd *reader, seq wal.Sequence, rec *wal.Record) (src sour
 		d.dropBelow(&rd.ahead, seq)
 		run := p.findRun(seq)
 		r := p.runs.at(run)
-		rd.hot = hotPlace{run: run, seq: r.first}
-		for rd.hot.seq < seq {
-			rd.hot.off += wal.PeekRecord(r.data[rd.hot.off:], rec)
-			rd.hot.seq++
-		}
+		rd.hot = hotPlace{run: run, seq: seq, off: r.index.seek(r.data, int(seq-r.first))}
 		return rd.readHot(rec), true
 	}
 	if rd.ahead.has(seq) {
@@ -143,17 +147,12 @@ func (p *coldPlace) has(seq wal.Sequence) bool {
 
 // readTo reads the record of seq, which is in the chunk, and moves on to the next one.
 func (p *coldPlace) readTo(seq wal.Sequence, rec *wal.Record) {
-	if seq < p.seq {
-		p.off, p.seq = 0, p.chunk.First
-	}
 	data := p.chunk.Bytes()
-	for {
-		p.off += wal.PeekRecord(data[p.off:], rec)
-		p.seq++
-		if rec.Sequence == seq {
-			return
-		}
+	if seq != p.seq {
+		p.off, p.seq = p.index.seek(data, int(seq-p.chunk.First)), seq
 	}
+	p.off += wal.PeekRecord(data[p.off:], rec)
+	p.seq++
 }
 
 func (d *delivery) setPlace(p *coldPlace, c *wal.Chunk) {
@@ -298,28 +297,19 @@ func (d *delivery) gone(rd *reader, place *coldPlace, from, first wal.Sequence) 
 
 // stall lets a reader try again later.
 func (d *delivery) stall(rd *reader, pause time.Duration) {
-	rd.pause = d.c.now + pause
 	if !rd.paused {
 		rd.paused = true
-		d.stalled = append(d.stalled, rd)
+		d.stalled.add(d.c.now+pause, rd)
 	}
 }
 
 // resume wakes the readers whose pause is over and returns when the next one is, 0 if none waits.
 func (d *delivery) resume(now time.Duration) (next time.Duration) {
-	kept := d.stalled[:0]
-	for _, rd := range d.stalled {
-		if rd.pause > now {
-			kept = append(kept, rd)
-			next = earliest(next, rd.pause)
-			continue
-		}
+	for rd, ok := d.stalled.due(now); ok; rd, ok = d.stalled.due(now) {
 		rd.paused = false
 		d.wake(rd)
 	}
-	clear(d.stalled[len(kept):])
-	d.stalled = kept
-	return next
+	return d.stalled.next()
 }
 
 // earliest returns the earlier of two times of which 0 means none.

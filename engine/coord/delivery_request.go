@@ -148,9 +148,6 @@ func (d *delivery) onCredit(r *Request) {
 	var bytes uint32
 	if m.Mode == protocol.CreditSet {
 		count, bytes = con.credit.set(m.Count, m.Bytes)
-		for _, rd := range con.readers {
-			rd.reported = 0 // another window may have another answer
-		}
 	} else {
 		count, bytes = con.credit.add(m.Count, m.Bytes)
 	}
@@ -158,7 +155,8 @@ func (d *delivery) onCredit(r *Request) {
 	d.frame = res.AppendOK(d.frame[:0])
 	r.Client.Complete(r.Req, d.frame)
 	d.c.flushLater(r.Client)
-	if con.ready.len() > 0 {
+	con.credited()
+	if con.ready.n > 0 || m.Mode == protocol.CreditSet { // another window may have another answer to what is too large for it
 		d.enqueue(con)
 	}
 }
@@ -204,17 +202,12 @@ func (d *delivery) checkPull(con *consumer, m *protocol.Pull) protocol.ErrorCode
 	case con.pulls[maxWaitingPulls-1] != nil:
 		return protocol.CodeMaxWaitingPulls
 	}
-	owns := con.owns
-	if len(m.OwnershipEpochs) > 16 { // up to 65 535, of as many partitions: not one search each
-		all := make(map[uint64]bool, len(con.readers))
-		for _, rd := range con.readers {
-			all[rd.epoch] = true
-		}
-		owns = func(epoch uint64) bool { return all[epoch] }
-	}
 	for _, epoch := range m.OwnershipEpochs {
-		if !owns(epoch) {
-			return d.staleEpoch(s.group, epoch)
+		switch owner := con.owner(epoch); {
+		case owner == nil:
+			return protocol.CodeStaleGeneration
+		case owner != con:
+			return protocol.CodeNotOwner
 		}
 	}
 	if con.credit.count == 0 {
@@ -223,26 +216,12 @@ func (d *delivery) checkPull(con *consumer, m *protocol.Pull) protocol.ErrorCode
 	return 0
 }
 
-// owns tells whether epoch is the ownership epoch of one of the consumer's partitions.
-func (con *consumer) owns(epoch uint64) bool {
-	for _, rd := range con.readers {
-		if rd.epoch == epoch {
-			return true
-		}
+// owner returns who of the consumer's group has a partition under an ownership epoch, nil if nobody does.
+func (con *consumer) owner(epoch uint64) *consumer {
+	if con.group == nil {
+		return nil
 	}
-	return false
-}
-
-// staleEpoch tells what is wrong with an ownership epoch that is not the consumer's: somebody else has it, or nobody.
-func (d *delivery) staleEpoch(group uint16, epoch uint64) protocol.ErrorCode {
-	if g := d.groups[group]; g != nil {
-		for _, rd := range g.readers {
-			if rd.con != nil && rd.epoch == epoch {
-				return protocol.CodeNotOwner
-			}
-		}
-	}
-	return protocol.CodeStaleGeneration
+	return con.group.owners[epoch]
 }
 
 func (d *delivery) newPull() *pull {

@@ -7,8 +7,12 @@ import (
 	"github.com/mortarmq/mortarmq/wal"
 )
 
-// maxResetReads is how many partitions of a reset look for a time at once.
-const maxResetReads = 8
+const (
+	// maxResetReads is how many partitions of a reset look for a time at once.
+	maxResetReads = 8
+	// maxResets is how many resets may be under way.
+	maxResets = 64
+)
 
 // reset is a move of a group's cursors that is under way: first every new floor is found, then all cursors are moved, and
 // when all moves are on record it is answered.
@@ -19,6 +23,7 @@ type reset struct {
 	positions []protocol.ResetPosition // as readers
 	next      int                      // the first reader without a new floor, or a read for one
 	reading   int
+	moved     int // of readers, how many at their start are known to have their moves on record
 	err       error
 	done      func([]protocol.ResetPosition, error)
 }
@@ -34,14 +39,22 @@ func (d *delivery) reset(group uint16, to protocol.Reset, done func([]protocol.R
 		done(nil, fmt.Errorf("the topic has %d partitions, none is number %d: %w", len(g.readers), to.Partition, protocol.CodeUnknownPartition))
 		return
 	}
-	rs := &reset{g: g, to: to, readers: g.readers, done: done}
+	if d.resetting >= maxResets {
+		done(nil, fmt.Errorf("%d resets are under way: try again later: %w", maxResets, protocol.CodeBackpressure))
+		return
+	}
+	d.resetting++
+	rs := &reset{g: g, to: to, readers: g.readers, done: func(p []protocol.ResetPosition, err error) {
+		d.resetting--
+		done(p, err)
+	}}
 	if to.Partition != protocol.AnyPartition {
 		rs.readers = g.readers[to.Partition : to.Partition+1]
 	}
 	rs.positions = make([]protocol.ResetPosition, len(rs.readers))
 	for i, rd := range rs.readers {
 		if rd.ledger.err != nil {
-			done(nil, fmt.Errorf("the ledger of partition %d can't be trusted, see the broker's log: %w", rd.part.id, protocol.CodeInternal))
+			rs.done(nil, fmt.Errorf("the ledger of partition %d can't be trusted, see the broker's log: %w", rd.part.id, protocol.CodeInternal))
 			return
 		}
 		rs.positions[i] = protocol.ResetPosition{Partition: rd.part.id, From: uint64(rd.cur.Floor())}
@@ -152,8 +165,8 @@ func (d *delivery) finishResets() {
 }
 
 func (rs *reset) recorded() bool {
-	for _, rd := range rs.readers {
-		if !rd.cur.Recorded() {
+	for ; rs.moved < len(rs.readers); rs.moved++ {
+		if !rs.readers[rs.moved].cur.Recorded() {
 			return false
 		}
 	}

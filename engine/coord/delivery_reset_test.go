@@ -182,7 +182,7 @@ func TestReset_BetweenTheStepsOfALetter(t *testing.T) {
 		if g := r.stats(); g.Waiting != 0 || g.InFlight != 0 || g.Dropped != 1 {
 			t.Fatalf("reset after %d rounds: %+v", step, g)
 		}
-		if o := &r.d.office; len(o.all)+len(o.written)+o.active != 0 || o.bytes != 0 {
+		if o := &r.d.office; o.open+len(o.written)+o.active != 0 || o.bytes != 0 {
 			t.Fatalf("reset after %d rounds: something is left: %+v", step, o)
 		}
 	}

@@ -53,8 +53,11 @@ func (d *delivery) searched(g *groupDelivery, chunk *wal.Chunk, err error) {
 		if _, err := e.Decode(rec.Value); err != nil {
 			continue
 		}
-		k := letterKey{ledger.Key{Group: g.id, Topic: e.TopicID, Partition: e.Partition}, ledger.Sequence(e.Sequence)}
-		if l := d.office.all[k]; l != nil && l.search && rec.Sequence > l.after {
+		rd := d.reader(g.id, e.TopicID, e.Partition)
+		if rd == nil {
+			continue
+		}
+		if l := rd.letters[ledger.Sequence(e.Sequence)]; l != nil && l.search && rec.Sequence > l.after {
 			l.rd.cur.Drop(l.seq)
 			d.closeLetter(l, 0)
 		}

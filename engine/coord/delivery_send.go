@@ -42,8 +42,9 @@ const (
 	stopNone     stop = iota
 	stopEmpty         // nothing is deliverable
 	stopReading       // nothing but what is being read from disk
-	stopCredit        // the available credit is too small
-	stopOversize      // the next message is larger than the whole window
+	stopCredit        // the available credit is used up, or too small for every next message
+	stopShort         // it is too small for the next message of a partition
+	stopOversize      // every next message is larger than the whole window
 	stopLimit         // the PULL has all it asked for
 	stopTurn          // others are next
 	stopPaused        // the connection has enough to send
@@ -79,7 +80,7 @@ func (d *delivery) serve(con *consumer) int {
 			con.paused = true
 		case stopTurn:
 			d.enqueue(con)
-		case stopNone, stopEmpty, stopReading, stopCredit, stopLimit:
+		case stopNone, stopEmpty, stopReading, stopCredit, stopShort, stopLimit:
 		}
 		break
 	}
@@ -128,7 +129,7 @@ func (d *delivery) answerPull(p *pull, why stop, big *reader) bool {
 		if !p.hurried && !p.expired {
 			return false
 		}
-	case stopNone:
+	case stopNone, stopShort:
 		return false
 	}
 	d.finish(p, 0, "")
@@ -138,46 +139,30 @@ func (d *delivery) answerPull(p *pull, why stop, big *reader) bool {
 // fill sends messages of the consumer's partitions, one after the other, until something stops it. With stopOversize it
 // returns the partition whose next message is larger than the window.
 func (d *delivery) fill(con *consumer, p *pull, budget *int) (why stop, big *reader) {
-	idle, reading, starved := 0, false, false
-	for con.ready.len() > idle {
+	reading := false
+	for con.ready.n > 0 {
 		if d.full(con) {
 			return stopPaused, nil
 		}
 		rd := con.ready.pop()
-		before := *budget
-		why := d.sendFrom(con, rd, p, budget)
-		switch why {
-		case stopEmpty, stopReading:
-			reading = reading || why == stopReading
-			rd.ready = false
-			continue
-		case stopLimit, stopTurn:
+		switch why := d.sendFrom(con, rd, p, budget); why {
+		case stopEmpty:
+		case stopReading:
+			reading = true
+		case stopShort:
+			con.short.push(rd, uint64(len(d.rec.Key)+len(d.rec.Value)))
+		case stopCredit, stopLimit, stopTurn:
 			con.ready.push(rd)
 			return why, nil
-		case stopCredit, stopOversize:
-			if *budget != before {
-				idle = 0
-			}
-			idle++
-			if why == stopOversize {
-				big = rd
-			} else {
-				starved = true
-			}
-			if con.credit.count == 0 {
-				con.ready.push(rd)
-				return stopCredit, nil
-			}
-		case stopNone, stopPaused:
-			idle = 0
+		case stopNone, stopOversize, stopPaused:
+			con.ready.push(rd)
 		}
-		con.ready.push(rd)
 	}
 	switch {
-	case starved:
+	case len(con.short) > 0 && con.short[0].need > con.credit.windowBytes:
+		return stopOversize, con.short[0]
+	case len(con.short) > 0:
 		return stopCredit, nil
-	case big != nil:
-		return stopOversize, big
 	case reading:
 		return stopReading, nil
 	default:
@@ -209,10 +194,8 @@ func (d *delivery) sendFrom(con *consumer, rd *reader, p *pull, budget *int) sto
 		}
 		size := uint64(len(d.rec.Key) + len(d.rec.Value))
 		switch {
-		case size > con.credit.windowBytes:
-			return stopOversize
 		case size > con.credit.bytes:
-			return stopCredit
+			return stopShort
 		case p != nil && p.msgs > 0 && p.maxBytes > 0 && p.bytes+size > p.maxBytes:
 			return stopLimit
 		}
@@ -306,26 +289,21 @@ func (d *delivery) flushOut(con *consumer) {
 // pushOversize tells a streaming consumer, once per message and window, why it gets no more of the partition.
 func (d *delivery) pushOversize(con *consumer, rd *reader) {
 	seq, _, ok := rd.cur.Peek(d.c.now)
-	if !ok || !con.sub.stream || rd.reported == wal.Sequence(seq) {
+	if !ok || !con.sub.stream || rd.reported == wal.Sequence(seq) && rd.reportedAt == con.credit.epoch {
 		return
 	}
-	rd.reported = wal.Sequence(seq)
+	rd.reported, rd.reportedAt = wal.Sequence(seq), con.credit.epoch
 	d.flushOut(con)
 	d.frame = protocol.AppendErr(d.frame[:0], protocol.CodeMessageExceedsCredit, protocol.OpMsg, d.oversizeText(rd))
 	con.sub.client.Push(d.frame)
 	d.c.flushLater(con.sub.client)
 }
 
-// oversizeText names the next message of a partition, which find has just read.
+// oversizeText names the next message of a partition, which is in con.short.
 func (d *delivery) oversizeText(rd *reader) string {
 	seq, _, ok := rd.cur.Peek(d.c.now)
 	if !ok {
 		return ""
 	}
-	size := 0
-	var rec wal.Record
-	if _, ok := d.find(rd, wal.Sequence(seq), &rec); ok {
-		size = len(rec.Key) + len(rec.Value)
-	}
-	return fmt.Sprintf("topic %d partition %d sequence %d has %d bytes, more than the whole credit window: raise credit_bytes", rd.part.topic, rd.part.id, seq, size)
+	return fmt.Sprintf("topic %d partition %d sequence %d has %d bytes, more than the whole credit window: raise credit_bytes", rd.part.topic, rd.part.id, seq, rd.need)
 }

@@ -6,8 +6,8 @@ func (d *delivery) groupStarted(group uint16) bool {
 	if g == nil {
 		return true // not served at all, which is logged; its members learn nothing new from waiting
 	}
-	for _, rd := range g.readers {
-		if !rd.cur.Recorded() {
+	for ; g.recorded < len(g.readers); g.recorded++ {
+		if !g.readers[g.recorded].cur.Recorded() {
 			return false
 		}
 	}

@@ -14,6 +14,7 @@ type tailRun struct {
 	first wal.Sequence
 	count uint32
 	data  []byte
+	index runIndex
 }
 
 // tail is what is in memory of one journal: its latest committed rounds, those with messages. It holds one reference on

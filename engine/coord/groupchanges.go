@@ -2,8 +2,6 @@ package coord
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 
 	"github.com/mortarmq/mortarmq/engine/group"
 	"github.com/mortarmq/mortarmq/engine/metadata"
@@ -89,7 +87,7 @@ func (c *Coordinator) createGroup(key groupKey, w *groupWish, done func(err erro
 		}
 		c.host(c.meta.Group(m.Group))
 		c.delivery.groupCreated(m.Group, m.Topic, m.Policy)
-		c.groups.starting[m.Group] = nil
+		c.groups.mustStart(m.Group)
 		return nil
 	}
 	err := c.proposeGroup(key, m, created, func(err error) {
@@ -150,11 +148,25 @@ func (c *Coordinator) closeGroup(id uint16, why error) {
 
 // startGroups lets members into the groups whose starts are on record by now.
 func (c *Coordinator) startGroups() {
-	for _, id := range slices.Sorted(maps.Keys(c.groups.starting)) {
-		if c.delivery.groupStarted(id) {
+	order := c.groups.startOrder
+	c.groups.startOrder = nil
+	kept := order[:0]
+	for _, id := range order {
+		switch _, waiting := c.groups.starting[id]; {
+		case !waiting:
+		case c.delivery.groupStarted(id):
 			c.groupStarted(id, nil)
+		default:
+			kept = append(kept, id)
 		}
 	}
+	c.groups.startOrder = append(kept, c.groups.startOrder...)
+}
+
+// mustStart has SUBs of a group wait until it has started.
+func (g *groupHosts) mustStart(id uint16) {
+	g.starting[id] = nil
+	g.startOrder = append(g.startOrder, id)
 }
 
 // groupStarted lets the SUBs go on that waited for a group's start, unless err tells why there is none.

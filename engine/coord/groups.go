@@ -31,9 +31,11 @@ type groupHosts struct {
 	byTopic map[uint16]map[uint16]*groupHost // by topic and id
 	due     hostHeap
 	changes groupChanges
-	// starting holds, by group, the SUBs that wait until it is on record where the group starts.
-	starting map[uint16][]*subscription
-	fx       []group.Effects // free effect lists
+	// starting holds, by group, the SUBs that wait until it is on record where the group starts; startOrder are those groups,
+	// and some that have started, in the order in which they were created.
+	starting   map[uint16][]*subscription
+	startOrder []uint16
+	fx         []group.Effects // free effect lists
 }
 
 func newGroupHosts() groupHosts {

@@ -327,7 +327,7 @@ func (w *letterRun) finished() {
 			w.fatalf("the rejection %d of %v was answered with 0x0031, and it has %d letters in the end", req, name, w.lettered[name])
 		}
 	}
-	if o := &w.d.office; len(o.all)+len(o.written)+o.active+len(o.stuck) != 0 || o.bytes != 0 {
+	if o := &w.d.office; o.open+len(o.written)+o.active+len(o.stuck) != 0 || o.bytes != 0 {
 		w.fatalf("something is left: %+v", o)
 	}
 	w.disconnect(true)

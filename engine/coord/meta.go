@@ -287,7 +287,7 @@ func (c *Coordinator) Recovered() error {
 	}
 	for _, g := range c.meta.Groups() {
 		if !c.delivery.groupStarted(g.ID) {
-			c.groups.starting[g.ID] = nil
+			c.groups.mustStart(g.ID)
 		}
 	}
 	return nil

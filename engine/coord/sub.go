@@ -263,15 +263,12 @@ func (c *Coordinator) handleControlAck(r *Request, payload []byte) {
 	}
 	c.answerOK(r.Client, r.Req, r.Op)
 	h := c.groups.byID[m.GroupID]
-	ss := c.lookup(r.Client)
-	if h == nil || ss == nil {
+	if h == nil {
 		return
 	}
-	for i := 0; i < len(ss.subs); i++ {
-		// The notice went to one of the connection's members of that group; to the others it means nothing.
-		if s := ss.subs[i]; s != nil && s.open && s.ended == 0 && s.group == m.GroupID {
-			s.lastOp = c.now
-			c.step(h, &group.Event{Kind: group.Confirm, Session: s.handle, Ack: m})
-		}
+	// The notice went to one of the connection's members of that group; to the others it means nothing.
+	if s := c.byHandle[h.m.Noticed(m.NoticeID)]; s != nil && s.client == r.Client {
+		s.lastOp = c.now
+		c.step(h, &group.Event{Kind: group.Confirm, Session: s.handle, Ack: m})
 	}
 }

@@ -24,6 +24,17 @@ func (m *Machine) newNotice(now time.Duration, p *part, kind protocol.NoticeKind
 	m.dueBy(min(p.deadline, p.repeatAt))
 }
 
+// Noticed returns the session of the member whom an unconfirmed notice is for, 0 if there is no such notice or the member has
+// no connection.
+func (m *Machine) Noticed(id uint64) (session uint64) {
+	if p := m.notices[id]; p != nil {
+		if mb := m.member(p.owner); mb != nil {
+			session = mb.session
+		}
+	}
+	return session
+}
+
 func (m *Machine) dropNotice(p *part) {
 	if p.notice.NoticeID != 0 {
 		delete(m.notices, p.notice.NoticeID)
