@@ -48,8 +48,9 @@ type Engine struct {
 	// sleeper is what the coordinator's goroutine sleeps on.
 	sleeper *ring.Sleeper
 
-	stopCoord context.CancelFunc
-	coordDone chan struct{}
+	stopCoord  context.CancelFunc
+	coordBegun bool // of a stepped engine
+	coordDone  chan struct{}
 
 	mu      sync.Mutex
 	failure error // first of a shard, a store or the coordinator
@@ -93,6 +94,7 @@ func Open(opts Options) (*Engine, error) {
 		CreditInitialCount:      opts.CreditInitialCount,
 		MetadataSnapshotRecords: opts.MetadataSnapshotRecords,
 		TailBytes:               opts.TailBytes,
+		Seed:                    opts.Seed,
 		Logger:                  opts.Logger,
 		Now:                     e.now,
 		WallMs:                  e.wallMs,
@@ -154,9 +156,14 @@ func (e *Engine) recover() error {
 	var recoveries []*wal.Recovery
 	var epoch wal.Epoch
 	for i, l := range e.stores {
-		report := make(chan opened, 1)
-		go l.run(e.openOptions(i), recovery{e: e, journal: i}, report)
-		o := <-report
+		var o opened
+		if e.opts.Stepped {
+			o = l.open(e.openOptions(i), recovery{e: e, journal: i})
+		} else {
+			report := make(chan opened, 1)
+			go l.run(e.openOptions(i), recovery{e: e, journal: i}, report)
+			o = <-report
+		}
 		if o.err != nil {
 			return o.err
 		}
@@ -280,6 +287,9 @@ func (e *Engine) openFiles() int {
 
 // start sets the goroutines going once everything is recovered.
 func (e *Engine) start() error {
+	if e.opts.Stepped {
+		return e.startStepped()
+	}
 	for _, s := range e.shards {
 		ready := make(chan error, 1)
 		go s.run(ready)
@@ -312,6 +322,9 @@ func (e *Engine) Close(ctx context.Context) error {
 	}
 	e.closed = true
 	e.mu.Unlock()
+	if e.opts.Stepped {
+		return e.closeStepped()
+	}
 	e.stopCoord()
 	if err := await(ctx, e.coordDone, "the coordinator"); err != nil {
 		return err
@@ -351,6 +364,10 @@ func await(ctx context.Context, done <-chan struct{}, what string) error {
 
 // abandon stops the goroutines of an Open that failed.
 func (e *Engine) abandon() {
+	if e.opts.Stepped {
+		_ = e.closeStepped()
+		return
+	}
 	for _, s := range e.shards {
 		if s.device.live() {
 			s.inbox.Push(message{kind: msgClose})

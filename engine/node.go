@@ -198,6 +198,9 @@ func OpenNode(o NodeOptions) (*Node, error) {
 	slices.Sort(n.ids)
 	n.inbox = mpsc.New[nodeEvent](n.device.wake)
 	n.status.Store(&NodeStatus{Role: "starting"})
+	if o.Engine.Stepped {
+		return n, n.open()
+	}
 	ready := make(chan error, 1)
 	go n.run(ready)
 	if err := <-ready; err != nil {
@@ -288,7 +291,7 @@ func (n *Node) openEngine(logs int) (*Engine, error) {
 	o := n.opts.Engine
 	o.cluster = &clusterOptions{
 		self: n.opts.Self, nodes: n.ids, logs: logs, peers: n.opts.Peers,
-		suspect: n.suspect, failed: n.failed,
+		suspect: n.suspect, failed: n.failed, random: n.opts.Random,
 		behind: func(log int, peer replica.NodeID) {
 			n.inbox.Push(nodeEvent{kind: nodeBehind, log: log, from: peer})
 		},
@@ -656,6 +659,10 @@ func (n *Node) reopen(logs int) {
 		e, err := n.openEngine(logs)
 		return nodeEvent{kind: nodeReopened, engine: e, err: err}
 	}
+	if n.opts.Engine.Stepped {
+		n.inbox.Push(again())
+		return
+	}
 	go func() {
 		ev := again()
 		if !n.inbox.Push(ev) && ev.engine != nil {
@@ -752,6 +759,9 @@ func (n *Node) Identity() (cluster replica.ClusterID, logs int) {
 // Close ends the node: it stops leading, which lets another one take over at once, and closes the engine. The clients'
 // connections must be closed before, the transport behind it.
 func (n *Node) Close(ctx context.Context) error {
+	if n.opts.Engine.Stepped {
+		return n.closeStepped()
+	}
 	n.inbox.Push(nodeEvent{kind: nodeClose})
 	if err := await(ctx, n.done, "the control loop"); err != nil {
 		return err

@@ -42,7 +42,11 @@ type Options struct {
 	// OpenDevice opens the disk for each goroutine that uses one; nil means a ring.Ring by IOBackend.
 	OpenDevice func() (Device, error)
 	// Clock is the time; nil means the machine's.
-	Clock  Clock
+	Clock Clock
+	// Stepped has the engine start no goroutines: its owner drives it with Step. For simulations.
+	Stepped bool
+	// Seed feeds the jitter of retries and the keys of journal files; 0 takes them from the system.
+	Seed   uint64
 	Logger *slog.Logger
 
 	// cluster is set by Node.

@@ -252,17 +252,31 @@ func (s *shard) partitionOf(topic, index uint16) *partition {
 func (s *shard) run(ready chan<- error) {
 	runtime.LockOSThread()
 	defer close(s.done)
+	err := s.begin()
+	ready <- err
+	if err != nil {
+		return
+	}
+	s.loop()
+	s.end()
+}
+
+// begin opens the shard's ring. What comes then belongs to one goroutine, and end comes last.
+func (s *shard) begin() error {
 	d, err := s.eng.openDevice()
 	if err != nil {
-		ready <- fmt.Errorf("shard %d: %w", s.id, err)
-		return
+		return fmt.Errorf("shard %d: %w", s.id, err)
 	}
 	s.disk = d
 	s.device.set(d)
 	s.journal.SetDisk(d)
 	s.journal.OnFlushed(s.flushed)
-	ready <- nil
-	s.loop()
+	return nil
+}
+
+// end closes the journal and gives the ring back.
+func (s *shard) end() {
+	d := s.disk
 	if s.repl != nil {
 		s.repl.release()
 	}
@@ -331,13 +345,19 @@ func (s *shard) turn() (progress bool, next time.Duration) {
 // timeout is how long the shard may sleep: until the journal's next step, and not long while something is refused for a
 // reason that no message announces (space on the disk, the store's backlog).
 func (s *shard) timeout(next time.Duration) time.Duration {
-	const retry = 2 * time.Millisecond
 	d := s.eng.until(next)
-	waiting := s.publishes.len() > 0 || s.proposals.len() > 0 || s.repl != nil && s.repl.waiting()
-	if (waiting || s.closing) && (d < 0 || d > retry) {
-		d = retry
+	if s.timeoutShort() && (d < 0 || d > retryRefused) {
+		d = retryRefused
 	}
 	return d
+}
+
+// retryRefused is after how long a shard looks again whether there is room for what waits.
+const retryRefused = 2 * time.Millisecond
+
+// timeoutShort tells whether something waits that no message announces.
+func (s *shard) timeoutShort() bool {
+	return s.closing || s.publishes.len() > 0 || s.proposals.len() > 0 || s.repl != nil && s.repl.waiting()
 }
 
 func (s *shard) idle() bool {

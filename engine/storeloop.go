@@ -50,6 +50,7 @@ type storeLoop struct {
 	sweepAsk atomic.Bool  // a sweep was asked for and has not begun
 
 	device deviceRef
+	disk   Device
 	store  *wal.Store
 	spare  []storeMessage
 	failed bool
@@ -94,28 +95,40 @@ type opened struct {
 func (l *storeLoop) run(o wal.OpenOptions, h wal.Handler, report chan<- opened) {
 	runtime.LockOSThread()
 	defer close(l.done)
-	d, err := l.eng.openDevice()
-	if err != nil {
-		report <- opened{err: err}
+	found := l.open(o, h)
+	report <- found
+	if found.err != nil {
 		return
 	}
-	defer func() {
-		l.device.clear()
-		if err := d.Close(); err != nil {
-			l.log.Error("closing the store's ring", "err", err)
-		}
-	}()
+	<-l.start
+	l.loop()
+	l.end()
+}
+
+// open recovers the journal with its store, on a ring that stays the store's.
+func (l *storeLoop) open(o wal.OpenOptions, h wal.Handler) opened {
+	d, err := l.eng.openDevice()
+	if err != nil {
+		return opened{err: err}
+	}
+	l.disk = d
 	l.device.set(d)
 	journal, store, recovery, err := wal.Open(o, waiter{d}, h)
 	if err != nil {
-		report <- opened{err: err}
-		return
+		l.end()
+		return opened{err: err}
 	}
 	l.store = store
 	l.hook()
-	report <- opened{journal: journal, recovery: recovery}
-	<-l.start
-	l.loop(d)
+	return opened{journal: journal, recovery: recovery}
+}
+
+// end gives the ring back.
+func (l *storeLoop) end() {
+	l.device.clear()
+	if err := l.disk.Close(); err != nil {
+		l.log.Error("closing the store's ring", "err", err)
+	}
 }
 
 func (l *storeLoop) hook() {
@@ -134,9 +147,10 @@ func (l *storeLoop) hook() {
 	})
 }
 
-func (l *storeLoop) loop(d Device) {
+func (l *storeLoop) loop() {
+	d := l.disk
 	for {
-		progress, next := l.turn(d)
+		progress, next := l.turn()
 		if l.ended {
 			return
 		}
@@ -152,13 +166,13 @@ func (l *storeLoop) loop(d Device) {
 }
 
 // turn does everything that can be done without blocking, see shard.turn.
-func (l *storeLoop) turn(d Device) (progress bool, next time.Duration) {
+func (l *storeLoop) turn() (progress bool, next time.Duration) {
 	l.take()
 	next = l.store.Step(l.eng.now())
 	l.pending.Store(l.store.PendingBytes())
 	l.free.Store(l.store.FreeBytes())
 	l.check()
-	progress = d.Poll() > 0
+	progress = l.disk.Poll() > 0
 	l.ended = l.closing && (l.store.Closed() || l.failed)
 	return progress, next
 }

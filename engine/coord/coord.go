@@ -85,7 +85,7 @@ func setDefault[T comparable](v *T, def T) {
 }
 
 // Coordinator owns the metadata, the groups and the delivery of messages. Create it with New, recover it (Restore*,
-// Replay*, SetBounds, Epoch, Recovered), then Run it. The inputs (Submit, CommitRound, Closed and so on) may be called
+// Replay*, SetBounds, Epoch, Recovered), then Run it, or step it: Begin, Turn as often as there is something to do, End. The inputs (Submit, CommitRound, Closed and so on) may be called
 // from any goroutine; everything unexported belongs to Run's.
 type Coordinator struct {
 	opts      Options
@@ -187,15 +187,11 @@ type Sleeper interface {
 // later is refused. It returns nil then, and an error only where the coordinator can't go on.
 func (c *Coordinator) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, c.sleeper.Wake)()
-	c.begin()
+	c.Begin()
 	for {
 		next, due := c.turn()
 		if ctx.Err() != nil {
-			c.inbox.Close()
-			c.turn()
-			if d, ok := c.delivery.(*delivery); ok {
-				d.close()
-			}
+			c.End()
 			return nil
 		}
 		if due && next <= c.now || !c.inbox.Sleep() {
@@ -210,8 +206,30 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	}
 }
 
-// begin is what comes before the first turn.
-func (c *Coordinator) begin() {
+// End handles what is queued once more and refuses what comes later. It comes after the last Turn.
+func (c *Coordinator) End() {
+	c.inbox.Close()
+	c.turn()
+	if d, ok := c.delivery.(*delivery); ok {
+		d.close()
+	}
+}
+
+// Turn handles everything that is queued and due, and returns after how long something will be due next; negative: nothing
+// will.
+func (c *Coordinator) Turn() (next time.Duration) {
+	at, due := c.turn()
+	if !due {
+		return -1
+	}
+	return max(at-c.now, 0)
+}
+
+// Queued reports whether something waits for the next turn.
+func (c *Coordinator) Queued() bool { return !c.inbox.Empty() }
+
+// Begin comes before the first turn.
+func (c *Coordinator) Begin() {
 	c.readClocks()
 	if c.standby {
 		c.publishRegistry()

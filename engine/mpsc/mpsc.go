@@ -93,6 +93,13 @@ func (q *Queue[T]) Awake() {
 	q.mu.Unlock()
 }
 
+// Empty reports whether nothing is queued.
+func (q *Queue[T]) Empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.items) == 0
+}
+
 // Close refuses further pushes and wakes the consumer. What is queued stays for a last Drain.
 func (q *Queue[T]) Close() {
 	q.mu.Lock()
