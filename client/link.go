@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -62,6 +63,9 @@ func (l *link) next() (protocol.Op, []byte, error) {
 	for {
 		op, payload, n, err := protocol.ParseFrame(l.buf[l.start:l.end])
 		if err != nil {
+			if bytes.HasPrefix(l.buf[l.start:l.end], []byte("HTTP/")) {
+				return 0, nil, fmt.Errorf("%s answers in HTTP: is that a broker's admin port? The client port is %s by default", l.addr, DefaultPort)
+			}
 			return 0, nil, fmt.Errorf("frame from %s: %w", l.addr, err)
 		}
 		if n > 0 {

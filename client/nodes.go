@@ -41,7 +41,7 @@ func parseAddrs(list string) ([]string, error) {
 		if addr = strings.TrimSpace(addr); addr == "" {
 			continue
 		}
-		full, err := withPort(addr)
+		full, err := CompleteAddr(addr, DefaultPort)
 		if err != nil {
 			problems = append(problems, err)
 		}
@@ -55,13 +55,14 @@ func parseAddrs(list string) ([]string, error) {
 	return addrs, errors.Join(problems...)
 }
 
-// withPort completes an address that has no port with the broker's default one.
-func withPort(addr string) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
+// CompleteAddr returns an address, host or host:port, with port if it has none, as Dial does with DefaultPort. An error says
+// what is wrong with the address.
+func CompleteAddr(addr, port string) (string, error) {
+	host, given, err := net.SplitHostPort(addr)
 	switch {
-	case err == nil && validPort(port):
+	case err == nil && validPort(given):
 		return addr, nil
-	case err == nil && port != "":
+	case err == nil && given != "":
 		return "", fmt.Errorf("address %q: the port must be a number from 1 to 65535", addr)
 	case err == nil: // "host:"
 	case strings.Contains(addr, "://"):
@@ -72,7 +73,7 @@ func withPort(addr string) (string, error) {
 			return "", fmt.Errorf("address %q: use host:port", addr)
 		}
 	}
-	return net.JoinHostPort(host, DefaultPort), nil
+	return net.JoinHostPort(host, port), nil
 }
 
 func validPort(port string) bool {

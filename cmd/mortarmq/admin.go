@@ -6,75 +6,102 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/mortarmq/mortarmq/client"
 )
 
 // maxAdminBody bounds an answer of the admin interface, in bytes.
 const maxAdminBody = 64 << 20
 
-// adminURL returns the address of a resource of the admin interface. path is escaped.
-func (a *app) adminURL(path string, query url.Values) (string, error) {
-	host := strings.TrimSuffix(strings.TrimPrefix(a.admin, "http://"), "/")
-	if _, _, err := net.SplitHostPort(host); err != nil {
-		return "", usagef("--admin is %q: it must be host:port, such as %s", a.admin, defaultAdmin)
+// adminHosts returns the addresses of --admin, with the default port where one has none.
+func (a *app) adminHosts() ([]string, error) {
+	var hosts []string
+	for text := range strings.SplitSeq(a.admin, ",") {
+		host := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(text), "http://"), "/")
+		if host == "" {
+			continue
+		}
+		full, err := client.CompleteAddr(host, defaultAdminPort)
+		if err != nil {
+			return nil, usagef("--admin: %w", err)
+		}
+		hosts = append(hosts, full)
 	}
-	u := "http://" + host + path
-	if len(query) > 0 {
-		u += "?" + query.Encode()
+	if len(hosts) == 0 {
+		return nil, usagef("--admin is empty: it must be host:port, such as %s", defaultAdmin)
 	}
-	return u, nil
+	return hosts, nil
 }
 
-var (
-	// errNotFound means that the admin interface knows no such thing, errAmbiguous that it knows several.
-	errNotFound  = errors.New("not found")
-	errAmbiguous = errors.New("ambiguous")
-)
+// errNotFound means that the admin interface knows no such thing.
+var errNotFound = errors.New("not found")
 
-// fetch gets a resource of the admin interface, at an escaped path, into v. Unknown members of the answer are ignored: newer brokers say more.
+// fetch gets a resource of the admin interface, at an escaped path, into v: from the first of the nodes that answers. Unknown
+// members of the answer are ignored: newer brokers say more.
 func (a *app) fetch(ctx context.Context, path string, query url.Values, v any) error {
 	ctx, cancel := a.requestContext(ctx)
 	defer cancel()
-	target, err := a.adminURL(path, query)
+	hosts, err := a.adminHosts()
 	if err != nil {
 		return err
 	}
+	var problems []string
+	for _, host := range hosts {
+		target := "http://" + host + path
+		if len(query) > 0 {
+			target += "?" + query.Encode()
+		}
+		body, err := getAdmin(ctx, target)
+		var f *failure
+		switch {
+		case err == nil:
+			if err := json.Unmarshal(body, v); err != nil {
+				return refusedf("%s is no MortarMQ admin interface, or one of another version: %w", host, err)
+			}
+			return nil
+		case errors.As(err, &f):
+			return err
+		}
+		problems = append(problems, err.Error())
+	}
+	return unreachablef("%s", strings.Join(problems, "; "))
+}
+
+// getAdmin gets what is at target. An error that is no *failure is that of a node that can't tell; another one may.
+func getAdmin(ctx context.Context, target string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {
-		return usagef("--admin: %w", err)
+		return nil, usagef("--admin: %w", err)
 	}
 	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		if errors.Is(err, context.Canceled) {
-			return errInterrupted
-		}
-		return unreachablef("%w: is a broker's admin interface there? --admin or %s names another one", err, envAdmin)
+	switch {
+	case errors.Is(err, context.Canceled):
+		return nil, errInterrupted
+	case err != nil && strings.Contains(err.Error(), "malformed HTTP"):
+		return nil, unreachablef("%s does not answer in HTTP: is that the client port (%s)? --admin or %s wants the admin port, %s by default",
+			req.URL.Host, client.DefaultPort, envAdmin, defaultAdminPort)
+	case err != nil:
+		return nil, fmt.Errorf("%w: is a broker's admin interface there? --admin or %s names another one", err, envAdmin)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminBody+1))
-	if err != nil {
-		return unreachablef("reading the answer of %s: %w", target, err)
-	}
 	switch {
+	case err != nil:
+		return nil, fmt.Errorf("reading the answer of %s: %w", target, err)
 	case resp.StatusCode == http.StatusNotFound:
-		return refusedf("%w: %s", errNotFound, adminMessage(body, resp.Status))
-	case resp.StatusCode == http.StatusConflict:
-		return refusedf("%w: %s", errAmbiguous, adminMessage(body, resp.Status))
+		return nil, refusedf("%w: %s", errNotFound, adminMessage(body, resp.Status))
 	case resp.StatusCode == http.StatusServiceUnavailable:
-		return unreachablef("%s answers %s", target, adminMessage(body, resp.Status))
+		return nil, fmt.Errorf("%s answers %s", target, adminMessage(body, resp.Status))
 	case resp.StatusCode != http.StatusOK:
-		return refusedf("%s answers %s", target, adminMessage(body, resp.Status))
+		return nil, refusedf("%s answers %s", target, adminMessage(body, resp.Status))
 	case len(body) > maxAdminBody:
-		return refusedf("%s answers with more than %d bytes", target, maxAdminBody)
+		return nil, refusedf("%s answers with more than %d bytes", target, maxAdminBody)
 	}
-	if err := json.Unmarshal(body, v); err != nil {
-		return refusedf("%s is no MortarMQ admin interface, or one of another version: %w", target, err)
-	}
-	return nil
+	return body, nil
 }
 
 // adminMessage is what an answer that is no success says.

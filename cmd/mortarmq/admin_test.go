@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 )
@@ -14,24 +15,27 @@ var adminAnswers = map[string]string{
 		{"name":"orders","partitions":12,"state":"active","created_epoch":3,"id":1,"durability":"quorum","unknown":true}]`,
 	"/groups": `[{"group":"billing","topic":"events","lag":0,"state":"empty"},
 		{"group":"billing","topic":"orders","lag":17,"state":"stable","in_flight":2},{"group":"mail","topic":"orders","lag":5,"state":"stable"}]`,
-	"/groups?topic=orders":         `[{"group":"billing","topic":"orders","lag":17,"state":"stable"}]`,
-	"/groups?topic=none":           `[]`,
-	"/groups/billing?topic=events": `[]`,
-	"/groups/billing?topic=orders": `[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]`,
-	"/groups/mail": `[{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4},
-		{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]`,
-	"/groups/a%2Fb%3F": `[]`,
-	"/leader":          `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
-	"/broker":          `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"pread","io_reason":"kernel too old","healthy":true}`,
+	"/groups?topic=orders": `[{"group":"billing","topic":"orders","lag":17,"state":"stable"}]`,
+	"/groups?topic=none":   `[]`,
+	"/stats?group=mail": `{"topics":[],"groups":[{"group":"mail","topic":"orders","state":"stable","lag":8,"members":[
+		{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4,"connected":true},{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]}]}`,
+	"/stats?group=billing": `{"topics":[],"groups":[{"group":"billing","topic":"events"},{"group":"billing","topic":"orders"}]}`,
+	"/stats?group=billing&topic=orders": `{"topics":[],"groups":[{"group":"billing","topic":"orders","state":"stable","lag":17,"in_flight":2,
+		"settings":{"strategy":"sticky","max_attempts":5,"retry":[1000,5000]},
+		"members":[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]}]}`,
+	"/stats?group=billing&topic=events": `{"topics":[],"groups":[{"group":"billing","topic":"events","state":"empty"}]}`,
+	"/stats?group=mail&topic=events":    `{"topics":[{"name":"events"}],"groups":[]}`,
+	"/stats?group=a%2Fb%3F":             `{"topics":[],"groups":[{"group":"a/b?","topic":"events","state":"empty"}]}`,
+	"/stats?topic=orders": `{"topics":[{"name":"orders","id":1,"state":"active","partitions":2,"durability":"quorum","created_epoch":3,"produced":9,"bytes":90,
+		"partition_stats":[{"partition":0,"first_seq":1,"last_seq":7,"depth":4},{"partition":1,"first_seq":0,"last_seq":0,"depth":0}]}],
+		"groups":[{"group":"billing","topic":"orders","state":"stable","lag":4,"members":[{"member":41,"connected":true},{"member":42}]}]}`,
+	"/leader": `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
+	"/broker": `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"pread","io_reason":"kernel too old","healthy":true}`,
 }
 
 func startAdmin(t *testing.T) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.RequestURI() == "/groups/billing" {
-			http.Error(w, "several topics have a group of this name", http.StatusConflict)
-			return
-		}
 		answer, ok := adminAnswers[r.URL.RequestURI()]
 		if !ok {
 			http.Error(w, "there is no such thing", http.StatusNotFound)
@@ -59,6 +63,15 @@ func TestAdmin_GoldenColumns(t *testing.T) {
 			`[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17}]`},
 		{"groups describe billing --topic events", "", `[]`},
 		{"groups describe a/b?", "", `[]`},
+		{"groups describe billing --topic orders --settings", "max_attempts\t5\nretry\t[1000,5000]\nstrategy\tsticky\n",
+			`{"max_attempts":5,"retry":[1000,5000],"strategy":"sticky"}`},
+		{"groups describe mail --settings", "", `{}`},
+		{"topics describe orders",
+			"name\torders\nid\t1\nstate\tactive\npartitions\t2\ndurability\tquorum\ncreated_epoch\t3\n" +
+				"partition\t0\t1\t7\t4\npartition\t1\t0\t0\t0\ngroup\tbilling\tstable\t4\t1\n",
+			`{"name":"orders","id":1,"state":"active","partitions":2,"durability":"quorum","created_epoch":3,"produced":9,"bytes":90,` +
+				`"partition_stats":[{"partition":0,"first_seq":1,"last_seq":7,"depth":4},{"partition":1,"first_seq":0,"last_seq":0,"depth":0}],` +
+				`"groups":[{"group":"billing","state":"stable","lag":4,"members":1}]}`},
 		{"leader get", "0\t12\thealthy\n", `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`},
 		{"broker status", "0\t3601\t14\tv0.1.0\n", `{"node_id":0,"uptime_s":3601,"connections":14,"version":"v0.1.0","io_backend":"pread","io_reason":"kernel too old"}`},
 	} {
@@ -85,11 +98,65 @@ func TestAdmin_RefusalsSayWhatToDo(t *testing.T) {
 		{"groups describe billing", exitUsage, "--topic"},
 		{"groups describe mail --topic events", exitRefused, `of topic "events"`},
 		{"groups list --topic other", exitRefused, "no such thing"},
+		{"topics describe other", exitRefused, "topics list"},
+		{"groups delete billing --topic orders", exitRefused, "1 connected member"},
+		{"dlq list nobody", exitRefused, "groups list"},
+		{"dlq show nobody 1", exitRefused, "groups list"},
+		{"dlq export nobody", exitRefused, "groups list"},
+		{"dlq redrive nobody", exitRefused, "groups list"},
 	} {
 		r := mortarmq(t, "", strings.Fields(c.args)...)
 		r.want(t, c.code, "")
 		if !strings.Contains(r.stderr, c.about) {
 			t.Errorf("%s: the error does not name %q: %s", c.args, c.about, r.stderr)
+		}
+	}
+}
+
+func TestAdmin_DescribeTellsOfTheGroupAsAWhole(t *testing.T) {
+	t.Setenv(envAdmin, startAdmin(t))
+	r := mortarmq(t, "", "groups", "describe", "billing", "--topic", "orders")
+	for _, part := range []string{"stable", "1 connected member,", "lag 17", "max_attempts 5", "retry [1000,5000]", "strategy sticky"} {
+		if !strings.Contains(r.stderr, part) {
+			t.Errorf("no %q in %q", part, r.stderr)
+		}
+	}
+	if r := mortarmq(t, "", "groups", "describe", "mail", "--json"); r.stderr != "" {
+		t.Errorf("with JSON it says %q", r.stderr)
+	}
+}
+
+func TestAdmin_TheFirstNodeThatAnswersIsGoodEnough(t *testing.T) {
+	alive := startAdmin(t)
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "still starting", http.StatusServiceUnavailable)
+	}))
+	defer busy.Close()
+	dead := closedPort(t)
+	mortarmq(t, "", "leader", "get", "--admin", dead+","+busy.URL+", "+alive).want(t, exitDone, "0\t12\thealthy\n")
+	r := mortarmq(t, "", "leader", "get", "--admin", dead+","+busy.URL)
+	r.want(t, exitUnreachable, "")
+	if !strings.Contains(r.stderr, dead) || !strings.Contains(r.stderr, "still starting") {
+		t.Errorf("the error does not tell of both nodes: %s", r.stderr)
+	}
+}
+
+func TestAdmin_TheClientPortIsRecognised(t *testing.T) {
+	startBroker(t, 1)
+	r := mortarmq(t, "", "topics", "list", "--admin", os.Getenv(envServer))
+	r.want(t, exitUnreachable, "")
+	if !strings.Contains(r.stderr, "client port") {
+		t.Errorf("the error is %s", r.stderr)
+	}
+}
+
+func TestAdmin_APortCanBeLeftOut(t *testing.T) {
+	for given, want := range map[string]string{
+		"node-1": "node-1:7190", "node-1:8000": "node-1:8000", "http://node-1/": "node-1:7190", "::1": "[::1]:7190",
+	} {
+		a := app{admin: given}
+		if hosts, err := a.adminHosts(); err != nil || len(hosts) != 1 || hosts[0] != want {
+			t.Errorf("%s is %v, %v, want %s", given, hosts, err, want)
 		}
 	}
 }

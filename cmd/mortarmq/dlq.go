@@ -128,7 +128,10 @@ func (a *app) dlqList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list GROUP",
 		Short: "List a group's dead letters: sequence, topic, partition, source_sequence, reason, attempts, ended, key, value_bytes",
-		Args:  cobra.ExactArgs(1),
+		Example: `  mortarmq dlq list billing --since 2h
+  mortarmq dlq list billing --topic orders --reason rejected --json`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	f.flags(c.Flags())
 	c.RunE = does(func(ctx context.Context, args []string) error {
@@ -157,7 +160,10 @@ func (a *app) dlqExport() *cobra.Command {
 		Short: "Write a group's dead letters as JSON, an object per line",
 		Long: `Write a group's dead letters to standard output as JSON, an object per line. Keys and values that are not UTF-8 are
 key_base64 and value_base64. The letters stay where they are.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  mortarmq dlq export billing > letters.jsonl
+  mortarmq dlq export billing --key customer-7 | jq -r .value`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	f.flags(c.Flags())
 	c.RunE = does(func(ctx context.Context, args []string) error {
@@ -178,7 +184,10 @@ func (a *app) dlqShow() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show GROUP SEQUENCE",
 		Short: "Show one dead letter, by its own sequence in the dead-letter topic",
-		Args:  cobra.ExactArgs(2),
+		Example: `  mortarmq dlq show billing 17
+  mortarmq dlq show billing 17 --json`,
+		Args:              cobra.ExactArgs(2),
+		ValidArgsFunction: a.completeGroups,
 	}
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		seq, err := strconv.ParseUint(args[1], 10, 63)

@@ -52,7 +52,7 @@ func (a *app) eachLetterFrom(ctx context.Context, group string, from uint64, vis
 	if err != nil {
 		return err
 	}
-	last, err := a.letterCount(ctx, topic)
+	last, err := a.letterCount(ctx, group, topic)
 	if err != nil || last < from {
 		return err
 	}
@@ -101,11 +101,15 @@ func (a *app) moveNewGroup(ctx context.Context, c *client.Client, topic, name st
 	return a.brokerError(err)
 }
 
-// letterCount returns the last sequence of a dead-letter topic, 0 if there is none yet.
-func (a *app) letterCount(ctx context.Context, topic string) (uint64, error) {
+// letterCount returns the last sequence of a group's dead-letter topic, 0 if there is none yet. A group that does not exist
+// is an error, unless it has left dead letters.
+func (a *app) letterCount(ctx context.Context, group, topic string) (uint64, error) {
 	s, err := a.stats(ctx, topic, "")
 	if errors.Is(err, errNotFound) {
-		return 0, nil
+		if _, err = a.stats(ctx, "", group); errors.Is(err, errNotFound) {
+			return 0, refusedf("there is no group %q, nor dead letters of one: 'mortarmq groups list' lists the groups", group)
+		}
+		return 0, err
 	}
 	if err != nil {
 		return 0, err

@@ -41,7 +41,10 @@ again. One that was killed between a message and its record puts that message ba
 
 Columns: redriven, left (not chosen by the filters), failed (the topic is gone or was created anew; exit code 4).
 --dry-run lists what would be put back, with the columns of dlq list.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  mortarmq dlq redrive billing --dry-run
+  mortarmq dlq redrive billing --reason expired --since 24h --limit 100`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	f.flags(c.Flags())
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only list what would be put back")
@@ -94,7 +97,7 @@ func (a *app) redrive(ctx context.Context, group string, f *letterFilter, dryRun
 	}
 	r := &redrive{app: a, filter: f, dryRun: dryRun, limit: limit, out: newRowWriter[letterRow](a),
 		seen: map[uint64]bool{}, targets: map[redriveTarget]*client.Producer{}, topics: map[string]redriveTopic{}}
-	if r.last, r.open, err = a.openLetters(ctx, topic); err != nil {
+	if r.last, r.open, err = a.openLetters(ctx, group, topic); err != nil {
 		return err
 	}
 	if r.open > 0 {
@@ -115,18 +118,16 @@ func (a *app) redrive(ctx context.Context, group string, f *letterFilter, dryRun
 }
 
 // openLetters returns the last sequence of a dead-letter topic and how many letters up to it were not put back.
-func (a *app) openLetters(ctx context.Context, topic string) (last, open uint64, err error) {
-	if last, err = a.letterCount(ctx, topic); err != nil || last == 0 {
+func (a *app) openLetters(ctx context.Context, group, topic string) (last, open uint64, err error) {
+	if last, err = a.letterCount(ctx, group, topic); err != nil || last == 0 {
 		return 0, 0, err
 	}
 	s, err := a.stats(ctx, topic, redriveGroup)
 	if err != nil {
 		return 0, 0, err
 	}
-	for _, g := range s.Groups {
-		if g.Group == redriveGroup && g.Topic == topic {
-			return last, min(last, g.InFlight+g.Waiting), nil
-		}
+	if g, ok := s.group(topic, redriveGroup); ok {
+		return last, min(last, g.InFlight+g.Waiting), nil
 	}
 	return last, last, nil
 }

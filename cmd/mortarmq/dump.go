@@ -50,7 +50,7 @@ func (a *app) dump(ctx context.Context, o *dumpOptions, paths []string) error {
 	d := &dumper{o: o, json: a.json, out: bufio.NewWriterSize(a.stdout, 64<<10)}
 	err := d.paths(ctx, paths)
 	if flushErr := d.out.Flush(); err == nil && flushErr != nil {
-		err = fmt.Errorf("writing the output: %w", flushErr)
+		err = outputError(flushErr)
 	}
 	if err == nil && d.damaged > 0 {
 		err = fmt.Errorf("%d of %d files are damaged", d.damaged, d.files)

@@ -63,7 +63,7 @@ func (l fieldList) writeText(w *bufio.Writer) error {
 			_, err = fmt.Fprintf(w, " %s=%s", f.name, textValue(f.value))
 		}
 		if err != nil {
-			return fmt.Errorf("writing the output: %w", err)
+			return outputError(err)
 		}
 	}
 	return w.WriteByte('\n')
@@ -105,7 +105,7 @@ func (l fieldList) writeJSON(w *bufio.Writer) error {
 	}
 	b.WriteString("}\n")
 	if _, err := w.Write(b.Bytes()); err != nil {
-		return fmt.Errorf("writing the output: %w", err)
+		return outputError(err)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"net/url"
 
 	"github.com/spf13/cobra"
@@ -14,14 +13,6 @@ type groupRow struct {
 	Topic string `json:"topic"`
 	Lag   uint64 `json:"lag"`
 	State string `json:"state"`
-}
-
-// memberRow is a line of groups describe.
-type memberRow struct {
-	Member          uint64 `json:"member"`
-	AssignmentEpoch uint32 `json:"assignment_epoch"`
-	OwnershipEpoch  uint64 `json:"ownership_epoch"`
-	Lag             uint64 `json:"lag"`
 }
 
 // leaderRow is the result of leader get.
@@ -47,9 +38,12 @@ func (a *app) groupsCommand() *cobra.Command {
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List the consumer groups: group, topic, lag, state",
-		Args:  cobra.NoArgs,
+		Example: `  mortarmq groups list
+  mortarmq groups list --topic orders --json`,
+		Args: cobra.NoArgs,
 	}
 	list.Flags().StringVar(&topic, "topic", "", "only the groups of this topic")
+	a.completeFlag(list, "topic", a.topicNames)
 	list.RunE = does(func(ctx context.Context, _ []string) error {
 		rows, err := a.adminGroups(ctx, topic)
 		if err != nil {
@@ -57,21 +51,7 @@ func (a *app) groupsCommand() *cobra.Command {
 		}
 		return printRows(a, rows)
 	})
-	var describeTopic string
-	describe := &cobra.Command{
-		Use:   "describe GROUP",
-		Short: "List a group's members: member, assignment_epoch, ownership_epoch, lag",
-		Args:  cobra.ExactArgs(1),
-	}
-	describe.Flags().StringVar(&describeTopic, "topic", "", "the group that reads this topic, where several have the name")
-	describe.RunE = does(func(ctx context.Context, args []string) error {
-		rows, err := a.adminMembers(ctx, args[0], describeTopic)
-		if err != nil {
-			return err
-		}
-		return printRows(a, rows)
-	})
-	return group("groups", "Look at consumer groups; create, change, move and delete them", list, describe,
+	return group("groups", "Look at consumer groups; create, change, move and delete them", list, a.groupsDescribe(),
 		a.groupsCreate(), a.groupsSet(), a.groupsReset(), a.groupsDelete())
 }
 
@@ -79,7 +59,9 @@ func (a *app) leaderCommand() *cobra.Command {
 	get := &cobra.Command{
 		Use:   "get",
 		Short: "Tell who leads: leader_id, leader_epoch, quorum_state",
-		Args:  cobra.NoArgs,
+		Example: `  mortarmq leader get
+  mortarmq leader get --admin node-1,node-2,node-3`,
+		Args: cobra.NoArgs,
 	}
 	get.RunE = does(func(ctx context.Context, _ []string) error {
 		var row leaderRow
@@ -95,7 +77,9 @@ func (a *app) brokerCommand() *cobra.Command {
 	status := &cobra.Command{
 		Use:   "status",
 		Short: "Tell how the broker is: node_id, uptime_s, connections, version; with --json also io_backend, io_reason",
-		Args:  cobra.NoArgs,
+		Example: `  mortarmq broker status
+  mortarmq broker status --json`,
+		Args: cobra.NoArgs,
 	}
 	status.RunE = does(func(ctx context.Context, _ []string) error {
 		var row brokerRow
@@ -120,24 +104,5 @@ func (a *app) adminGroups(ctx context.Context, topic string) ([]groupRow, error)
 	}
 	var rows []groupRow
 	err := a.fetch(ctx, "/groups", query, &rows)
-	return rows, err
-}
-
-// adminMembers lists the members of a group. A name may stand for several groups, one for each topic.
-func (a *app) adminMembers(ctx context.Context, name, topic string) ([]memberRow, error) {
-	query := url.Values{}
-	if topic != "" {
-		query.Set("topic", topic)
-	}
-	var rows []memberRow
-	err := a.fetch(ctx, "/groups/"+url.PathEscape(name), query, &rows)
-	switch {
-	case errors.Is(err, errNotFound) && topic != "":
-		return nil, refusedf("there is no group %q of topic %q: 'mortarmq groups list' lists them", name, topic)
-	case errors.Is(err, errNotFound):
-		return nil, refusedf("there is no group %q: 'mortarmq groups list' lists them", name)
-	case errors.Is(err, errAmbiguous):
-		return nil, usagef("several topics have a group %q: say which with --topic", name)
-	}
 	return rows, err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -33,7 +34,11 @@ or a duration ago, as 90m): the first message stored then or later. What a parti
 
 Columns: partition, from, to: the sequences up to which everything is done, before and after. --dry-run only shows them.
 The move is refused while the group has members, unless --force is given.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  mortarmq groups reset billing --topic orders --to earliest --dry-run
+  mortarmq groups reset billing --topic orders --to 90m
+  mortarmq groups reset billing --topic orders --to 1234 --partition 3 --force`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	f := c.Flags()
 	f.StringVar(&topic, "topic", "", "topic that the group reads (required)")
@@ -41,9 +46,11 @@ The move is refused while the group has members, unless --force is given.`,
 	f.IntVar(&partition, "partition", -1, "move in this partition only")
 	f.BoolVar(&force, "force", false, "also while the group has members")
 	f.BoolVar(&dryRun, "dry-run", false, "only show what would change")
+	a.completeFlag(c, "topic", a.topicNames)
+	a.completeFlag(c, "to", choices("earliest", "latest"))
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		if topic == "" || to == "" {
-			return usagef("--topic and --to are needed")
+			return usagef("--topic and --to are missing: name the topic that the group reads, and where it is to go on")
 		}
 		if partition < -1 || partition >= protocol.AnyPartition {
 			return usagef("--partition is %d: possible are 0 to %d", partition, protocol.AnyPartition-1)
@@ -116,33 +123,71 @@ func parseTime(s string) (time.Time, error) {
 
 func (a *app) groupsDelete() *cobra.Command {
 	var topic string
+	var force bool
 	c := &cobra.Command{
 		Use:   "delete GROUP --topic TOPIC",
 		Short: "Delete a group with its position; its dead letters stay: deleted or not_found",
-		Args:  cobra.ExactArgs(1),
+		Long: `Delete a consumer group with its position in the topic and its settings. Its dead letters stay.
+
+While members are connected it is refused, unless --force is given: they are ended. Whether there are any is asked of the
+admin interface (--admin).
+
+Columns: deleted|not_found; both exit with 0.`,
+		Example:           `  mortarmq groups delete billing --topic orders`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	c.Flags().StringVar(&topic, "topic", "", "topic that the group reads (required)")
+	c.Flags().BoolVar(&force, "force", false, "also while it has members, which are ended")
+	a.completeFlag(c, "topic", a.topicNames)
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		if topic == "" {
-			return usagef("--topic is needed")
+			return missingTopic()
 		}
-		c, err := a.dial(ctx)
-		if err != nil {
-			return err
+		if !force {
+			if err := a.checkUnused(ctx, topic, args[0]); err != nil {
+				return err
+			}
 		}
-		defer c.Close()
-		ctx, cancel := a.requestContext(ctx)
-		defer cancel()
-		result := "not_found"
-		existed, err := c.DeleteGroup(ctx, topic, args[0])
-		switch {
-		case errors.Is(err, protocol.CodeUnknownTopic):
-		case err != nil:
-			return a.brokerError(err)
-		case existed:
-			result = "deleted"
-		}
-		return printRow(a, deleteRow{result})
+		return a.deleteGroup(ctx, topic, args[0])
 	})
 	return c
+}
+
+func missingTopic() error { return usagef("--topic is missing: name the topic that the group reads") }
+
+// checkUnused is an error if a group has members. One that does not exist has none.
+func (a *app) checkUnused(ctx context.Context, topic, name string) error {
+	s, err := a.stats(ctx, topic, name)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("whether group %q has members can't be found out, --force deletes it without asking: %w", name, err)
+	}
+	g, ok := s.group(topic, name)
+	if !ok || g.connected() == 0 {
+		return nil
+	}
+	return refusedf("group %q of topic %q has %s: stop what reads it first, or end it with --force", name, topic, countOf(g.connected(), "connected member"))
+}
+
+func (a *app) deleteGroup(ctx context.Context, topic, name string) error {
+	c, err := a.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := a.requestContext(ctx)
+	defer cancel()
+	result := "not_found"
+	existed, err := c.DeleteGroup(ctx, topic, name)
+	switch {
+	case errors.Is(err, protocol.CodeUnknownTopic):
+	case err != nil:
+		return a.brokerError(err)
+	case existed:
+		result = "deleted"
+	}
+	return printRow(a, deleteRow{result})
 }

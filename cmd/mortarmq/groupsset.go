@@ -36,6 +36,13 @@ func (s *groupSettingsFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&s.broadcast, "broadcast", false, "every member gets every partition")
 }
 
+// complete has the shell offer the values that there are.
+func (s *groupSettingsFlags) complete(a *app, c *cobra.Command) {
+	a.completeFlag(c, "topic", a.topicNames)
+	a.completeFlag(c, "strategy", choices("sticky", "averagely", "circle"))
+	a.completeFlag(c, "retry", choices("exponential", "rocketmq"))
+}
+
 // json returns the settings that were given, nil if none was. The broker checks them.
 func (s *groupSettingsFlags) json(f *pflag.FlagSet) ([]byte, error) {
 	settings := map[string]any{}
@@ -84,17 +91,21 @@ func (a *app) groupsCreate() *cobra.Command {
 		Long: `Create a consumer group with settings of its own, or find out that it exists. Joining a group that does not exist creates
 it too, with the broker's settings.
 
-Columns: created|existed|mismatch. A mismatch (the group exists with other settings) exits with 4.`,
+Columns: created|existed|mismatch. A mismatch (the group exists with other settings) exits with 4; 'groups set' changes them.`,
+		Example: `  mortarmq groups create billing --topic orders --from latest
+  mortarmq groups create billing --topic orders --ordered --retry 1s,10s,1m --max-attempts 10`,
 		Args: cobra.ExactArgs(1),
 	}
 	c.Flags().StringVar(&topic, "topic", "", "topic that the group reads (required)")
 	c.Flags().StringVar(&from, "from", "earliest", "where it starts: earliest or latest")
 	settings.add(c.Flags())
+	settings.complete(a, c)
+	a.completeFlag(c, "from", choices("earliest", "latest"))
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		start, ok := map[string]protocol.StartPolicy{"earliest": protocol.StartEarliest, "latest": protocol.StartLatest}[from]
 		switch {
 		case topic == "":
-			return usagef("--topic is needed")
+			return missingTopic()
 		case !ok:
 			return usagef("--from is %q: use earliest or latest", from)
 		}
@@ -123,6 +134,8 @@ func (a *app) createGroup(ctx context.Context, topic, name string, opts client.G
 			if err := printRow(a, groupResultRow{"mismatch"}); err != nil {
 				return err
 			}
+			return refusedf("%w; 'mortarmq groups describe %s --topic %s --settings' shows the settings, 'mortarmq groups set %s --topic %s ...' changes them",
+				err, name, topic, name, topic)
 		}
 		return a.brokerError(err)
 	case err != nil:
@@ -150,13 +163,19 @@ func (a *app) groupsSet() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "set GROUP --topic TOPIC [settings]",
 		Short: "Replace a group's settings; what is left out gets its default: set",
-		Args:  cobra.ExactArgs(1),
+		Long: `Replace the settings of a consumer group that exists; what is left out gets its default. Members go on: the new settings
+count from the next attempt on, another strategy moves partitions.`,
+		Example: `  mortarmq groups set billing --topic orders --max-attempts 10
+  mortarmq groups set billing --topic orders    # the defaults again`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeGroups,
 	}
 	c.Flags().StringVar(&topic, "topic", "", "topic that the group reads (required)")
 	settings.add(c.Flags())
+	settings.complete(a, c)
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		if topic == "" {
-			return usagef("--topic is needed")
+			return missingTopic()
 		}
 		wish, err := settings.json(c.Flags())
 		if err != nil {

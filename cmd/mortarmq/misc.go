@@ -69,7 +69,9 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version of this program: version, commit, go",
 		Args:  cobra.NoArgs,
 	}
-	c.RunE = does(func(context.Context, []string) error { return printRow(a, versionRow{version.Name(), version.Commit(), runtime.Version()}) })
+	c.RunE = does(func(context.Context, []string) error {
+		return printRow(a, versionRow{version.Name(), version.Commit(), runtime.Version()})
+	})
 	return c
 }
 

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"strconv"
+	"syscall"
 )
 
 // printRows prints structs: one line each with the fields in order and tabs between them, or a JSON array of objects. The
@@ -59,10 +61,27 @@ func (a *app) printJSON(v any) error {
 }
 
 func (a *app) write(b []byte) error {
-	if _, err := a.stdout.Write(b); err != nil {
-		return fmt.Errorf("writing the output: %w", err)
+	_, err := a.stdout.Write(b)
+	return outputError(err)
+}
+
+// errReaderGone means that whoever read the output has seen enough, and knows: nothing is said about it.
+var errReaderGone = errors.New("nobody reads it any more")
+
+// outputError is what a failed write of the output means; nil if err is.
+func outputError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, syscall.EPIPE):
+		err = errReaderGone
 	}
-	return nil
+	return fmt.Errorf("writing the output: %w", err)
+}
+
+// note tells the user something that is no result.
+func (a *app) note(format string, args ...any) {
+	fmt.Fprintf(a.stderr, "mortarmq: "+format+"\n", args...)
 }
 
 // decimal is a number with so many digits behind the point, in either form of output.

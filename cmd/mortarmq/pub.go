@@ -56,7 +56,8 @@ partition. Columns: acknowledged, bytes (of keys and values), seconds.`,
 		Example: `  mortarmq pub orders '{"id":1}' '{"id":2}' --key customer-7
   mortarmq pub lines --file words.txt
   seq 1000000 | sed 's/^/user:/' | mortarmq pub events --key-separator :`,
-		Args: cobra.MinimumNArgs(1),
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeTopics,
 	}
 	f := c.Flags()
 	f.StringVar(&o.file, "file", "", "publish the lines of this file; - is standard input")
@@ -65,6 +66,7 @@ partition. Columns: acknowledged, bytes (of keys and values), seconds.`,
 	f.IntVar(&o.partition, "partition", -1, "publish to this partition, whatever the key")
 	f.Float64Var(&o.rate, "rate", 0, "messages per second at most; 0 is as fast as possible")
 	f.StringVar(&o.durability, "durability", "", "when a message counts as stored: memory, local or quorum; the topic's setting by default")
+	a.completeFlag(c, "durability", choices("memory", "local", "quorum"))
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		o.topic, o.values = args[0], args[1:]
 		if c.Flags().Changed("timeout") {

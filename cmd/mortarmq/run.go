@@ -29,9 +29,10 @@ type app struct {
 
 // Defaults of the global flags, and the variables that replace them.
 const (
-	defaultServer  = "127.0.0.1:7188"
-	defaultAdmin   = "127.0.0.1:7190"
-	defaultTimeout = 10 * time.Second
+	defaultServer    = "127.0.0.1:" + client.DefaultPort
+	defaultAdminPort = "7190"
+	defaultAdmin     = "127.0.0.1:" + defaultAdminPort
+	defaultTimeout   = 10 * time.Second
 
 	envServer = "MORTAR_SERVER"
 	envAdmin  = "MORTAR_ADMIN"
@@ -50,10 +51,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return exitDone
 	}
-	fmt.Fprintf(stderr, "mortarmq: %v\n", err)
 	if f := (*failure)(nil); errors.As(err, &f) {
+		if !errors.Is(err, errReaderGone) {
+			fmt.Fprintf(stderr, "mortarmq: %v\n", err)
+		}
 		return f.code
 	}
+	fmt.Fprintf(stderr, "mortarmq: %v\n", err)
 	// Everything that did not come out of a command is about the command line.
 	fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
 	return exitUsage
@@ -77,8 +81,8 @@ Exit codes: 0 done, 2 bad arguments, 3 the broker can't be reached, 4 the broker
 	}
 	root.SetVersionTemplate(versionText())
 	f := root.PersistentFlags()
-	f.StringVar(&a.server, "server", envOr(envServer, defaultServer), "broker's client address, host:port; several separated by commas (env "+envServer+")")
-	f.StringVar(&a.admin, "admin", envOr(envAdmin, defaultAdmin), "broker's admin address, host:port (env "+envAdmin+")")
+	f.StringVar(&a.server, "server", envOr(envServer, defaultServer), "client address of the broker, host[:port]; of a cluster all nodes, separated by commas (env "+envServer+")")
+	f.StringVar(&a.admin, "admin", envOr(envAdmin, defaultAdmin), "admin address of the broker, host[:port]; of a cluster several, separated by commas (env "+envAdmin+")")
 	f.StringVar(&a.token, "token", "", "token to authenticate with; visible to other users of this machine, prefer --token-file (env "+envToken+")")
 	f.StringVar(&a.tokenFile, "token-file", "", "file that holds the token")
 	f.BoolVar(&a.json, "json", false, "print JSON")

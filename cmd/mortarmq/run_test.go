@@ -63,7 +63,7 @@ func TestRun_BadArgumentsExitWith2(t *testing.T) {
 	}{
 		{"", "topics"},
 		{"topcs", "topcs"},
-		{"topics", "create, delete, list"},
+		{"topics", "create, delete, describe, list"},
 		{"topics bogus", "bogus"},
 		{"topics create", "arg"},
 		{"topics create a b", "arg"},
@@ -100,7 +100,9 @@ func TestRun_BadArgumentsExitWith2(t *testing.T) {
 		{"dump /does/not/exist", "/does/not/exist"},
 		{"hash-token a b", "arg"},
 		{"hash-token", "empty"},
-		{"topics list --admin nonsense", "--admin"},
+		{"topics list --admin http:://", "--admin"},
+		{"topics list --admin localhost:port", "--admin"},
+		{"topics list --admin ,", "--admin"},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			r := mortarmq(t, "", strings.Fields(c.args)...)

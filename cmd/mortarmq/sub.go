@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +18,7 @@ type subOptions struct {
 	exitEmpty    bool
 	from         string
 	format       string
+	formatGiven  bool
 }
 
 // How many messages, and bytes, are written before they are acknowledged together, and how long a message waits for more.
@@ -32,6 +32,10 @@ const (
 	subCreditBytes    = 16 << 20
 )
 
+// spareAfter is how long a member waits for a partition before it is told that it is a spare one: longer than it takes to
+// move partitions between members that answer.
+var spareAfter = 8 * time.Second
+
 func (a *app) subCommand() *cobra.Command {
 	var o subOptions
 	c := &cobra.Command{
@@ -40,7 +44,10 @@ func (a *app) subCommand() *cobra.Command {
 		Long: `Read messages as a member of a consumer group and print them, until it is interrupted.
 
 A message is acknowledged after it was written out, so what another program was killed over is delivered again. Within one
-run no message is printed twice. SIGINT and SIGTERM write out and acknowledge what is at hand and leave the group.
+run no message is printed twice. SIGINT and SIGTERM write out and acknowledge what is at hand and leave the group; the exit
+code is then 0.
+
+A group has at most as many members at work as the topic has partitions; further ones wait until one leaves, and say so.
 
 Formats: value (the bytes of the value and a newline), json (an object per line; key_base64 and value_base64 where the bytes
 are not UTF-8), or a template with these in it:
@@ -48,14 +55,15 @@ are not UTF-8), or a template with these in it:
   %K key's length    %V value's length  %t time received (RFC 3339)           %T the same in Unix milliseconds
   %i producer id     %q producer seq    %n topic           %% percent
   \n newline         \t tab             \r carriage return \0 NUL             \\ backslash
-A template is printed as it is: end it with \n for lines.
+A template is printed as it is: end it with \n for lines. --json is --format json.
 
 --exit-empty ends when the group has acknowledged everything that was committed in the topic at the start. It asks the
 broker's admin interface (--admin) how far that is.`,
 		Example: `  mortarmq sub orders --group billing
   mortarmq sub lines --group copy --exit-empty > words.txt
   mortarmq sub events --group look --from latest --format '%p %s %k=%v\n'`,
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTopics,
 	}
 	f := c.Flags()
 	f.StringVar(&o.group, "group", "", "consumer group; created if it is new (required)")
@@ -63,8 +71,11 @@ broker's admin interface (--admin) how far that is.`,
 	f.BoolVar(&o.exitEmpty, "exit-empty", false, "end when the group has acknowledged all that was there at the start")
 	f.StringVar(&o.from, "from", "earliest", "where a new group starts: earliest or latest")
 	f.StringVar(&o.format, "format", "value", "value, json or a template")
+	a.completeFlag(c, "group", a.groupNames)
+	a.completeFlag(c, "from", choices("earliest", "latest"))
+	a.completeFlag(c, "format", choices("value", "json"))
 	c.RunE = does(func(ctx context.Context, args []string) error {
-		o.topic = args[0]
+		o.topic, o.formatGiven = args[0], f.Changed("format")
 		return a.sub(ctx, &o)
 	})
 	return c
@@ -92,6 +103,12 @@ func (a *app) sub(ctx context.Context, o *subOptions) error {
 	opts, err := o.consumerOptions()
 	if err != nil {
 		return err
+	}
+	if a.json {
+		if o.formatGiven && o.format != "json" {
+			return usagef("--json and --format %s exclude each other", o.format)
+		}
+		o.format = "json"
 	}
 	format, err := parseFormat(o.format)
 	if err != nil {
@@ -145,6 +162,8 @@ func (s *subscription) follow(ctx context.Context) error {
 	flush := time.NewTimer(subBatchDelay)
 	flush.Stop()
 	defer flush.Stop()
+	spare := time.NewTimer(spareAfter)
+	defer spare.Stop()
 	var ended <-chan error
 	if s.end != nil {
 		ended = s.end.done
@@ -173,12 +192,23 @@ func (s *subscription) follow(ctx context.Context) error {
 			if err := s.acknowledge(); err != nil {
 				return err
 			}
+		case <-spare.C:
+			s.tellSpare()
 		case err := <-ended:
 			return s.finish(err)
 		case <-ctx.Done():
 			return s.finish(nil)
 		}
 	}
+}
+
+// tellSpare says why nothing comes, if it is because others have all partitions.
+func (s *subscription) tellSpare() {
+	if s.count > 0 || len(s.consumer.Partitions()) > 0 {
+		return
+	}
+	s.note("the other members of group %q have all of topic %q (%s): this one waits as a spare until one of them leaves; "+
+		"a group of its own (--group) would get every message", s.o.group, s.o.topic, countOf(int(s.consumer.Topic().Partitions), "partition"))
 }
 
 // finish acknowledges what was printed; err is why it ends.
@@ -202,16 +232,14 @@ func (s *subscription) print(m *client.Message) error {
 	}
 	s.count++
 	s.line = s.format(s.line[:0], m)
-	if _, err := s.out.Write(s.line); err != nil {
-		return fmt.Errorf("writing the output: %w", err)
-	}
-	return nil
+	_, err := s.out.Write(s.line)
+	return outputError(err)
 }
 
 // acknowledge writes out what was printed and then, only then, acknowledges it.
 func (s *subscription) acknowledge() error {
 	if err := s.out.Flush(); err != nil {
-		return fmt.Errorf("writing the output: %w", err)
+		return outputError(err)
 	}
 	for i, m := range s.pending {
 		_ = m.Ack() // a delivery that is over comes again, and printed knows it

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"sync"
 	"time"
 )
@@ -15,67 +14,6 @@ const (
 	endPollMin = 50 * time.Millisecond
 	endPollMax = time.Second
 )
-
-// statsAnswer is what --exit-empty needs of the admin interface's /stats.
-type statsAnswer struct {
-	Topics []struct {
-		Name       string `json:"name"`
-		Partitions []struct {
-			LastSeq uint64 `json:"last_seq"`
-		} `json:"partition_stats"`
-	} `json:"topics"`
-	Groups []struct {
-		Group      string `json:"group"`
-		Topic      string `json:"topic"`
-		InFlight   uint64 `json:"in_flight"`
-		Waiting    uint64 `json:"waiting"`
-		Partitions []struct {
-			AckFloor uint64 `json:"ack_floor"`
-		} `json:"partitions"`
-	} `json:"groups"`
-}
-
-func (a *app) stats(ctx context.Context, topic string, group string) (*statsAnswer, error) {
-	query := url.Values{"topic": {topic}}
-	if group != "" {
-		query.Set("group", group)
-	}
-	var s statsAnswer
-	if err := a.fetch(ctx, "/stats", query, &s); err != nil {
-		return nil, err
-	}
-	return &s, nil
-}
-
-// lastSeqs returns the last committed sequence of each partition of a topic.
-func (s *statsAnswer) lastSeqs(topic string) ([]uint64, bool) {
-	for _, t := range s.Topics {
-		if t.Name == topic {
-			last := make([]uint64, len(t.Partitions))
-			for i, p := range t.Partitions {
-				last[i] = p.LastSeq
-			}
-			return last, true
-		}
-	}
-	return nil, false
-}
-
-// reached tells whether a group has acknowledged everything up to end.
-func (s *statsAnswer) reached(topic, group string, end []uint64) bool {
-	for _, g := range s.Groups {
-		if g.Group != group || g.Topic != topic || len(g.Partitions) != len(end) {
-			continue
-		}
-		for i, p := range g.Partitions {
-			if p.AckFloor < end[i] {
-				return false
-			}
-		}
-		return true
-	}
-	return false // it doesn't exist yet
-}
 
 // endWatch waits until a group has acknowledged everything that was committed when findEnd was called. Nothing depends on
 // how fast anything is: the broker's ack floors tell, whoever it was that acknowledged.

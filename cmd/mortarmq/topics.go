@@ -30,7 +30,7 @@ type topicRow struct {
 }
 
 func (a *app) topicsCommand() *cobra.Command {
-	return group("topics", "Create, delete and list topics", a.topicsCreate(), a.topicsDelete(), a.topicsList())
+	return group("topics", "Create, delete, list and describe topics", a.topicsCreate(), a.topicsDelete(), a.topicsList(), a.topicsDescribe())
 }
 
 // maxPartitions is the most that a topic can have; 0xFFFF on the wire asks for routing.
@@ -45,10 +45,13 @@ func (a *app) topicsCreate() *cobra.Command {
 		Long: `Create a topic, or find out that it exists.
 
 Columns: created|existed|mismatch, topic_id. A mismatch (the topic exists with another number of partitions) exits with 4.`,
+		Example: `  mortarmq topics create orders --partitions 12
+  mortarmq topics create metrics --partitions 4 --durability local`,
 		Args: cobra.ExactArgs(1),
 	}
 	c.Flags().IntVar(&partitions, "partitions", 0, "number of partitions, fixed for the topic's life; 0 takes what exists, or the broker's default")
 	c.Flags().StringVar(&durability, "durability", "", "what its publishes get by default: memory, local or quorum")
+	a.completeFlag(c, "durability", choices("memory", "local", "quorum"))
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		if partitions < 0 || partitions > maxPartitions {
 			return usagef("--partitions is %d: use 1 to %d, or 0 for the broker's default", partitions, maxPartitions)
@@ -97,7 +100,12 @@ func (a *app) topicsDelete() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete a topic with everything in it: deleted or not_found",
-		Args:  cobra.ExactArgs(1),
+		Long: `Delete a topic with its messages and its groups. There is no way back, and no question asked. Its files go in the background.
+
+Columns: deleted|not_found; both exit with 0.`,
+		Example:           `  mortarmq topics delete orders`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeTopics,
 	}
 	c.RunE = does(func(ctx context.Context, args []string) error {
 		c, err := a.dial(ctx)
@@ -127,7 +135,9 @@ func (a *app) topicsList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the topics: name, partitions, state, created_epoch",
-		Args:  cobra.NoArgs,
+		Example: `  mortarmq topics list
+  mortarmq topics list --json`,
+		Args: cobra.NoArgs,
 	}
 	c.RunE = does(func(ctx context.Context, _ []string) error {
 		rows, err := a.adminTopics(ctx)

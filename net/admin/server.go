@@ -62,7 +62,7 @@ func (s *Server) Start(ctx context.Context) error {
 		return fmt.Errorf("admin port: listening on %q: %w", s.opts.Addr, err)
 	}
 	s.listener = listener
-	go func() { s.served <- s.http.Serve(listener) }()
+	go func() { s.served <- s.http.Serve(strayListener{listener}) }()
 	return nil
 }
 

@@ -60,6 +60,13 @@ func start(t *testing.T, dataDir string) *harness.Daemon {
 // run runs mortarmq against d and returns its output; the exit code must be want.
 func run(t *testing.T, d *harness.Daemon, want int, stdin string, args ...string) string {
 	t.Helper()
+	stdout, _ := runBoth(t, d, want, stdin, args...)
+	return stdout
+}
+
+// runBoth is run that returns standard error too.
+func runBoth(t *testing.T, d *harness.Daemon, want int, stdin string, args ...string) (string, string) {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), mortarmq, append(args, "--server", d.ClientAddr, "--admin", d.AdminAddr)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
@@ -71,7 +78,15 @@ func run(t *testing.T, d *harness.Daemon, want int, stdin string, args ...string
 	if got := cmd.ProcessState.ExitCode(); got != want {
 		t.Fatalf("mortarmq %s: exit code %d, want %d; errors:\n%s", strings.Join(args, " "), got, want, stderr.String())
 	}
-	return stdout.String()
+	return stdout.String(), stderr.String()
+}
+
+// wantError checks that a command ends with an exit code and names something on standard error.
+func wantError(t *testing.T, d *harness.Daemon, code int, about string, args ...string) {
+	t.Helper()
+	if stdout, stderr := runBoth(t, d, code, "", args...); stdout != "" || !strings.Contains(stderr, about) {
+		t.Errorf("mortarmq %s prints %q and says, without %q: %s", strings.Join(args, " "), stdout, about, stderr)
+	}
 }
 
 // hostileText returns lines with every byte but the newline.

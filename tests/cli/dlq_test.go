@@ -77,10 +77,11 @@ func waitDLQ(t *testing.T, d *harness.Daemon, topic, group string, n uint64) {
 
 func TestDLQ_ListShowExportRedrive(t *testing.T) {
 	d := start(t, t.TempDir())
+	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "3")
+	run(t, d, 0, "", "groups", "create", "billing", "--topic", "orders")
 	if out := run(t, d, 0, "", "dlq", "list", "billing"); out != "" {
 		t.Fatalf("dead letters of a group that has none: %q", out)
 	}
-	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "3")
 	run(t, d, 0, "", "pub", "orders", "bad1", "--partition", "0")
 	run(t, d, 0, "", "pub", "orders", "bad2", "good", "--key", "k2")
 	run(t, d, 0, "bad\x00\xff3\n", "pub", "orders", "--file", "-", "--partition", "2")

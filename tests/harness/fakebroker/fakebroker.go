@@ -245,6 +245,7 @@ func (c *conn) readLoop() {
 		}
 		total, _, err := protocol.FrameLen(head)
 		if err != nil {
+			c.send(protocol.AppendErr(nil, protocol.CodeBadLength, 0, ""))
 			return
 		}
 		if cap(frame) < total {
