@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -27,6 +28,7 @@ type link struct {
 	queue  *queue
 	budget *budget
 	stats  linkStats
+	health *health // of all lanes to the peer
 
 	// arrived has the newest connection that the peer has made, where it is the peer that dials.
 	arrived chan *accepted
@@ -44,11 +46,11 @@ type linkStats struct {
 	version             atomic.Uint32 // 0 without a connection
 }
 
-func newLink(t *Transport, id replica.NodeID, lane peerwire.Lane, addr string) *link {
+func newLink(t *Transport, id replica.NodeID, lane peerwire.Lane, addr string, h *health) *link {
 	limit := [peerwire.Lanes]int64{peerwire.Control: controlQueue, peerwire.Log: t.opt.LogQueue, peerwire.Bulk: t.opt.BulkQueue}[lane]
 	return &link{
 		t: t, id: id, lane: lane, addr: addr, queue: newQueue(limit), budget: newBudget(t.opt.Unreleased),
-		arrived: make(chan *accepted, 1),
+		arrived: make(chan *accepted, 1), health: h,
 	}
 }
 
@@ -71,10 +73,12 @@ func (l *link) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			if text := err.Error(); text != last {
-				last = text
-				l.t.log.Warn("a peer can't be reached; trying on", "peer", l.t.name(l.id), "lane", l.lane.String(), "addr", l.addr, "error", err)
+			level := slog.LevelDebug
+			if text := err.Error(); text != last && l.lane == peerwire.Control { // the others fail alike
+				last, level = text, slog.LevelWarn
 			}
+			l.t.log.Log(ctx, level, "a node can't be reached; trying on", "peer", l.t.name(l.id), "lane", l.lane.String(),
+				"addr", l.addr, "error", err)
 			l.t.pause(backoff/2 + rand.N(backoff/2+1))
 			backoff = min(2*backoff, l.t.opt.BackoffMax)
 			continue
@@ -151,7 +155,7 @@ func (l *link) serve(ctx context.Context, c *accepted) {
 	l.stats.connects.Add(1)
 	l.stats.version.Store(uint32(c.peer.Version))
 	l.queue.start(c.peer.Version)
-	l.t.log.Info("a peer is connected", "peer", l.t.name(l.id), "lane", l.lane.String(), "addr", c.peer.Addr, "version", c.peer.Version)
+	l.health.up(l, &c.peer)
 	h := l.t.opt.Handler
 	h.Connected(l.id, l.lane, c.peer)
 	err := describe(s.run())
@@ -161,9 +165,36 @@ func (l *link) serve(ctx context.Context, c *accepted) {
 	l.current = nil
 	l.mu.Unlock()
 	h.Disconnected(l.id, l.lane, err)
-	if !errors.Is(err, errClosed) {
-		l.t.log.Warn("a peer's connection ended", "peer", l.t.name(l.id), "lane", l.lane.String(), "error", err)
+	l.health.down(l, err)
+}
+
+// health counts a peer's connected lanes, so that a log has one line when a node comes and one when it goes, not one per
+// lane.
+type health struct {
+	mu        sync.Mutex
+	connected peerwire.Lane
+}
+
+func (h *health) up(l *link, p *Peer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.connected++
+	level, what := slog.LevelDebug, "a lane is connected"
+	if h.connected == peerwire.Lanes {
+		level, what = slog.LevelInfo, "a node is connected"
 	}
+	l.t.log.Log(l.t.ctx, level, what, "peer", l.t.name(l.id), "lane", l.lane.String(), "addr", p.Addr, "version", p.Version)
+}
+
+func (h *health) down(l *link, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	level, what := slog.LevelDebug, "a lane's connection ended"
+	if h.connected == peerwire.Lanes && !errors.Is(err, errClosed) {
+		level, what = slog.LevelWarn, "a node's connection ended"
+	}
+	h.connected--
+	l.t.log.Log(l.t.ctx, level, what, "peer", l.t.name(l.id), "lane", l.lane.String(), "error", err)
 }
 
 // end closes the current connection, if there is one; another one takes its place.

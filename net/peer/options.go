@@ -30,7 +30,7 @@ type Options struct {
 	Identity func() Identity
 	// Handler takes what arrives.
 	Handler Handler
-	// Logger gets one line per connection that comes up, goes down or is refused; default slog.Default().
+	// Logger gets a line when a node comes, goes, or is refused, and one per lane at level debug; default slog.Default().
 	Logger *slog.Logger
 
 	// LogQueue bounds the bytes that wait for a peer on the lanes log and bulk each, default 64 MiB and 8 MiB. A single

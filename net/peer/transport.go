@@ -60,9 +60,9 @@ func New(o Options) (*Transport, error) {
 		tokens: make(chan struct{}, maxHandshakes),
 	}
 	for id, addr := range o.Peers {
-		lanes := new([peerwire.Lanes]*link)
+		lanes, h := new([peerwire.Lanes]*link), new(health)
 		for lane := range lanes {
-			lanes[lane] = newLink(t, id, peerwire.Lane(lane), addr)
+			lanes[lane] = newLink(t, id, peerwire.Lane(lane), addr, h)
 		}
 		t.links[id] = lanes
 	}

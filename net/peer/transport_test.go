@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/mortarmq/mortarmq/engine/peerwire"
@@ -12,6 +13,9 @@ func TestTransport_NodesConnectOnEveryLaneAndExchangeFrames(t *testing.T) {
 	nodes := newNodes(t, 3, nil)
 	waitConnected(t, nodes)
 	for _, n := range nodes {
+		if lines := strings.Count(n.logs.String(), "a node is connected"); lines != 2 {
+			t.Errorf("node %d has logged %d connected nodes", n.id, lines)
+		}
 		for _, other := range nodes {
 			if n == other {
 				continue
