@@ -228,6 +228,7 @@ func TestHandshake_StrangersAreClosedWithoutHarm(t *testing.T) {
 	good := say(func(*hello) {})
 	flipped := bytes.Clone(good)
 	flipped[40] ^= 1
+	strangers := make(map[string]net.Conn)
 	for name, said := range map[string][]byte{
 		"nothing":                {},
 		"a client of HTTP":       []byte("GET / HTTP/1.1\r\nHost: mq1\r\n\r\n"),
@@ -249,6 +250,9 @@ func TestHandshake_StrangersAreClosedWithoutHarm(t *testing.T) {
 		if _, err := conn.Write(said); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+		strangers[name] = conn
+	}
+	for name, conn := range strangers {
 		if _, err := io.Copy(io.Discard, conn); err != nil && !isReset(err) {
 			t.Errorf("%s: not closed: %v", name, err)
 		}
