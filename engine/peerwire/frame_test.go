@@ -37,7 +37,8 @@ var (
 		Reason: replica.NoVote, Granted: true, Confirmed: true, Standing: replica.Suspect, Instance: 0x1112131415161718,
 		Session: 0x2122232425262728, Sent: 3 * time.Second,
 		Ends: []replica.End{
-			{Last: replica.Point{Epoch: 3, Index: 30}, Commit: 29}, {Last: replica.Point{Epoch: 4, Index: 40}, Commit: 38},
+			{Last: replica.Point{Epoch: 3, Index: 30}, Commit: 29, Floor: replica.Point{Epoch: 2, Index: 29}},
+			{Last: replica.Point{Epoch: 4, Index: 40}, Commit: 38, Floor: replica.Point{Epoch: 5, Index: 50}},
 		},
 		Commits: []replica.Index{28, 37},
 	}
@@ -101,8 +102,8 @@ func TestFrame_BytesAreFrozen(t *testing.T) {
 		{"FLUSHED", putFlushed(&testFlushed), "0003 01 00 00000005 0102030405060708 f1f2f3f4f5f6f7f8"},
 		{"REJECT", putReject(&testReject), "0003 05 00 00000005 00000006 00000004 000000000000004d 0000000000000046 0000000000000009"},
 		{"MESSAGE", AppendMessage(nil, &testMessage), "08 02 03 01 03 00 0002 01020304 0002 0002 c00000000000000000000000000000cf" +
-			"1112131415161718 2122232425262728 00000000b2d05e00 00000003 000000000000001e 000000000000001d" +
-			"00000004 0000000000000028 0000000000000026 000000000000001c 0000000000000025"},
+			"1112131415161718 2122232425262728 00000000b2d05e00 00000003 000000000000001e 000000000000001d 00000002 000000000000001d" +
+			"00000004 0000000000000028 0000000000000026 00000005 0000000000000032 000000000000001c 0000000000000025"},
 	} {
 		if want := unhex(t, c.want); !bytes.Equal(c.got, want) {
 			t.Errorf("%s is\n%x, not\n%x", c.name, c.got, want)

@@ -35,6 +35,7 @@ func AppendMessage(b []byte, m *replica.Message) []byte {
 	for _, e := range m.Ends {
 		b = appendPoint(b, e.Last)
 		b = binary.BigEndian.AppendUint64(b, uint64(e.Commit))
+		b = appendPoint(b, e.Floor)
 	}
 	for _, c := range m.Commits {
 		b = binary.BigEndian.AppendUint64(b, uint64(c))
@@ -43,7 +44,7 @@ func AppendMessage(b []byte, m *replica.Message) []byte {
 }
 
 const (
-	endLen    = 20
+	endLen    = 32
 	commitLen = 8
 )
 
@@ -77,7 +78,7 @@ func DecodeMessage(b []byte, m *replica.Message) error {
 		m.Ends = make([]replica.End, ends)
 	}
 	for i := range m.Ends {
-		m.Ends[i] = replica.End{Last: r.point(), Commit: replica.Index(r.u64())}
+		m.Ends[i] = replica.End{Last: r.point(), Commit: replica.Index(r.u64()), Floor: r.point()}
 	}
 	if commits > 0 {
 		m.Commits = make([]replica.Index, commits)

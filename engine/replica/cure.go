@@ -7,13 +7,13 @@ import (
 
 // cure is how a node that doesn't count comes to count again.
 //
-// The leader tells it, with Confirmed, that all its logs count this instance as no voter, and what is committed; when the
-// node has flushed that much of the leader's logs, it persists that it is a voter and says so in what it sends from then on.
+// The leader tells it, with Confirmed, that all its logs count this instance as no voter, and where they end; when the node
+// has flushed that much of them, it persists that it is a voter and says so in what it sends from then on.
 type cure struct {
-	catching   bool   // catch-up in bulk runs, or is to begin
-	startToken uint64 // of the state that says learner: catch-up begins when it is durable
+	catching []bool // per log: catch-up in bulk runs, or is to begin
+	started  []bool // per log: StartCatchup was asked for in this epoch
 
-	target     []Index // what was committed when the leader confirmed; nil before
+	target     []End   // where the leader's logs ended when it confirmed; nil before
 	acked      []Index // per log, in the epoch promised
 	clearing   bool
 	clearToken uint64
@@ -23,30 +23,31 @@ type cure struct {
 func (n *Node) dropTarget() {
 	n.cure.target = nil
 	n.cure.acked = make([]Index, n.logs())
+	n.cure.started = make([]bool, n.logs())
+	if len(n.cure.catching) != n.logs() {
+		n.cure.catching = make([]bool, n.logs())
+	}
 }
 
 // cureTarget takes the first confirmation of an epoch and instance.
-func (n *Node) cureTarget(commits []Index) {
+func (n *Node) cureTarget(ends []End) {
 	if n.status != Voter && n.cure.target == nil && !n.cure.clearing {
-		n.cure.target = slices.Clone(commits)
+		n.cure.target = slices.Clone(ends)
 		n.tryCure()
 	}
 }
 
 func (n *Node) cureProgress(log int, p *Progress) {
-	if len(n.cure.acked) != n.logs() {
-		n.cure.acked = make([]Index, n.logs())
-	}
 	n.cure.acked[log] = p.Acked
 	n.tryCure()
 }
 
 func (n *Node) tryCure() {
-	if n.cure.target == nil || n.cure.clearing || n.cure.catching || n.role != follower || n.leader == 0 || n.status == Voter {
+	if n.cure.target == nil || n.cure.clearing || slices.Contains(n.cure.catching, true) || n.role != follower || n.leader == 0 || n.status == Voter {
 		return
 	}
 	for k, t := range n.cure.target {
-		if n.cure.acked[k] < t && !mutant("learner-cured-early") {
+		if n.cure.acked[k] < t.Last.Index && !mutant("learner-cured-early") {
 			return
 		}
 	}
@@ -63,57 +64,63 @@ func (n *Node) cureSaved() {
 			n.emitFollow()
 		}
 	}
-	n.startCatchup()
 }
 
-// startCatchup begins catch-up once that this node is a learner is durable.
+// startCatchup begins catch-up where that is due and there is a leader.
 func (n *Node) startCatchup() {
-	if c := &n.cure; c.catching && c.startToken > 0 && n.saved >= c.startToken && n.leader != 0 && n.role == follower {
-		n.emit(StartCatchup{Leader: n.leader, Epoch: n.state.Promised})
+	c := &n.cure
+	if n.leader == 0 || n.role != follower {
+		return
+	}
+	for k, catching := range c.catching {
+		if catching && !c.started[k] {
+			c.started[k] = true
+			n.emit(StartCatchup{Leader: n.leader, Epoch: n.state.Promised, Log: k})
+		}
 	}
 }
 
-// disown makes this node count for less, before anything that it vouched for is given up.
-func (n *Node) disown(s Standing) uint64 {
-	n.state.Learner = n.state.Learner || s == Learner
-	n.state.Suspect = n.state.Suspect || s == Suspect
-	n.status = standingOf(n.state)
-	n.cure.clearing = false
+// reborn begins a new instance: the leader asks anew what this node's logs hold.
+func (n *Node) reborn() {
 	n.instance = newInstance(n.cfg.Rand)
-	n.dropTarget()
-	return n.persist()
+	n.cure.target = nil
+	if n.leader != 0 && n.role == follower {
+		n.emitFollow()
+	}
 }
 
-// Behind says that this follower can't go on from what its leader still has in memory and is to catch up in bulk: it becomes
-// a learner, then StartCatchup comes. It may be called again to begin anew.
-func (n *Node) Behind(now time.Duration) {
+// Behind says that a log of this follower can't go on from what its leader still has in memory (Log.Behind) and is to catch
+// up in bulk: StartCatchup follows. While that runs, Behind says nothing new.
+func (n *Node) Behind(now time.Duration, log int) {
 	n.begin(now)
-	if n.role == follower && !n.cure.catching {
-		n.cure.catching = true
-		n.cure.startToken = n.disown(Learner)
+	if n.role == follower && log >= 0 && log < len(n.cure.catching) && !n.cure.catching[log] {
+		n.cure.catching[log], n.cure.started[log] = true, false
 		n.startCatchup()
 	}
 	n.update()
 }
 
-// CaughtUp says that the logs hold what catch-up brought, and go on in the live stream.
-func (n *Node) CaughtUp(now time.Duration) {
+// CaughtUp says that a log holds what catch-up brought. It may have been opened anew: FenceLogs and FollowLeader come again,
+// then the live stream goes on.
+func (n *Node) CaughtUp(now time.Duration, log int) {
 	n.begin(now)
-	if n.cure.catching {
-		n.cure.catching, n.cure.startToken = false, 0
-		n.dropTarget()
-		if n.formed() {
-			n.awaitFence = n.leader != 0
-			n.emit(FenceLogs{Epoch: n.state.Promised})
-		}
+	if log >= 0 && log < len(n.cure.catching) && n.cure.catching[log] {
+		n.cure.catching[log] = false
+		n.awaitFence = n.leader != 0
+		n.emit(FenceLogs{Epoch: n.state.Promised})
+		n.reborn()
 	}
 	n.update()
 }
 
-// Damaged says that this node found its own data at fault: it counts for nothing until it has caught up (Behind).
+// Damaged says that this node found its own data at fault: its logs count for nothing until they have caught up.
 func (n *Node) Damaged(now time.Duration) {
 	n.begin(now)
 	n.retire()
-	n.disown(Suspect)
+	n.state.Suspect = true
+	n.status = standingOf(n.state)
+	n.cure.clearing = false
+	n.persist()
+	n.reborn()
 	n.update()
 }

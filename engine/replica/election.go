@@ -19,9 +19,20 @@ type election struct {
 	missing  []bool // per log whether it is still being fetched
 }
 
-// eligible reports whether this node may stand for election: it counts as a voter, its logs' ends are known, its disk works.
+// eligible reports whether this node may stand for election: it counts as a voter, its logs' ends are known and hold what it
+// knows to be committed, its disk works.
 func (n *Node) eligible() bool {
-	return n.status == Voter && n.usable() && !n.resigned && n.settled()
+	return n.status == Voter && n.usable() && !n.resigned && n.settled() && !n.incomplete()
+}
+
+// incomplete reports whether a log is catching up.
+func (n *Node) incomplete() bool {
+	for k, e := range n.ends {
+		if n.cure.catching[k] || e.Last.Less(e.Floor) {
+			return true
+		}
+	}
+	return false
 }
 
 // followerTick stands for election when the leader's lease ran out.
@@ -35,6 +46,9 @@ func (n *Node) followerTick() {
 	}
 	if !n.eligible() {
 		n.electAt = n.now + n.cfg.Heartbeat
+		if n.settled() && n.incomplete() {
+			n.emit(FenceLogs{Epoch: n.state.Promised}) // it may hold more by now
+		}
 		return
 	}
 	n.ask()
@@ -129,16 +143,29 @@ func (n *Node) hopeless() bool {
 
 // giveUp ends an attempt; the next one comes after a random delay.
 func (n *Node) giveUp() {
-	if n.role == candidate || n.role == elected {
+	if n.role != asking {
 		n.event(EventElectionLost, 0, 0)
 	}
+	was := n.role
 	n.attempt++
 	n.role = follower
+	n.electAt = n.now + n.cfg.Heartbeat/4 + n.cfg.delay(n.attempt)
 	if n.leader != 0 {
 		n.leader = 0
 		n.emit(LeaderLost{})
 	}
-	n.electAt = n.now + n.cfg.Heartbeat/4 + n.cfg.delay(n.attempt)
+	if was == elected {
+		// It can't get what it lacks: whoever has that goes first, and need not wait.
+		n.electAt += 2 * n.cfg.Lease
+		n.resign()
+	}
+}
+
+// resign tells the others that they need not wait for this node's lease.
+func (n *Node) resign() {
+	for i := range n.peers {
+		n.send(n.peers[i].id, Message{Kind: KindResign, Epoch: n.state.Promised})
+	}
 }
 
 // stand makes this node a candidate for the next epoch, which it promises to itself first.
@@ -254,21 +281,24 @@ func (n *Node) win() {
 	logs := n.logs()
 	n.elec.best, n.elec.from, n.elec.missing = make([]End, logs), make([]NodeID, logs), make([]bool, logs)
 	copy(n.elec.best, n.elec.own.ends)
-	commit := make([]Index, logs)
 	for k := range logs {
+		best, floor := &n.elec.best[k], n.elec.own.ends[k].Floor
 		n.elec.from[k] = n.cfg.Self
-		commit[k] = n.elec.own.ends[k].Commit
 		for i := range n.peers {
 			p := &n.peers[i]
 			if !p.granted {
 				continue
 			}
-			if end := p.promise.ends[k]; n.elec.best[k].Last.Less(end.Last) {
-				n.elec.best[k], n.elec.from[k] = end, p.id
+			end := p.promise.ends[k]
+			if best.Last.Less(end.Last) {
+				*best, n.elec.from[k] = end, p.id
 			}
-			commit[k] = max(commit[k], p.promise.ends[k].Commit)
+			if floor.Less(end.Floor) {
+				floor = end.Floor
+			}
 		}
-		if commit[k] > n.elec.best[k].Last.Index {
+		// A log that ends behind a committed round, by epoch and index, has that round.
+		if best.Last.Less(floor) {
 			n.emit(Event{What: EventLosingElection, Peer: n.elec.from[k], Epoch: n.elec.epoch, Log: k, Code: protocol.CodeUncleanElectionRejected})
 			n.giveUp()
 			return
@@ -307,6 +337,15 @@ func (n *Node) fetchedAll() {
 	n.startLeading()
 }
 
+// Fetching says that a fetch goes on: it may take another FetchTimeout.
+func (n *Node) Fetching(now time.Duration, epoch Epoch) {
+	n.begin(now)
+	if n.role == elected && epoch == n.elec.epoch {
+		n.elec.deadline = n.now + n.cfg.FetchTimeout
+	}
+	n.update()
+}
+
 // Fetched says that what FetchLog asked for is durable on this node; end is where the log ends now.
 func (n *Node) Fetched(now time.Duration, epoch Epoch, log int, end End) {
 	n.begin(now)
@@ -332,6 +371,5 @@ func (n *Node) FetchFailed(now time.Duration, epoch Epoch, log int) {
 
 func (n *Node) fetchFailed(log int) {
 	n.emit(Event{What: EventFetchFailed, Peer: n.elec.from[log], Epoch: n.elec.epoch, Log: log})
-	n.attempt++ // whoever has the rounds goes first
 	n.giveUp()
 }

@@ -42,7 +42,7 @@ func (n *Node) follow() {
 		n.event(EventFollows, n.leader, 0)
 		n.startCatchup()
 	}
-	if n.oweInstall && !n.awaitFence && !n.cure.catching {
+	if n.oweInstall && !n.awaitFence {
 		n.oweInstall = false
 		n.send(n.leader, Message{Kind: KindInstallAck, Epoch: n.state.Promised, Session: n.session, Instance: n.instance, Standing: n.status, Ends: slices.Clone(n.ends)})
 	}
@@ -64,8 +64,8 @@ func (n *Node) heartbeat(from NodeID, m Message) {
 		n.emit(LeaderCommits{Epoch: m.Epoch, Commits: m.Commits})
 	}
 	n.send(from, Message{Kind: KindHeartbeatAck, Epoch: m.Epoch, Sent: m.Sent, Instance: n.instance, Standing: n.status})
-	if m.Confirmed && m.Instance == n.instance && len(m.Commits) > 0 {
-		n.cureTarget(m.Commits)
+	if m.Confirmed && m.Instance == n.instance {
+		n.cureTarget(m.Ends)
 	}
 }
 

@@ -74,7 +74,7 @@ func (n *Node) beginLeading() {
 	n.lead = leadership{lost: true, logs: make([]logState, n.logs())}
 	for i := range n.peers {
 		p := &n.peers[i]
-		p.bound, p.instance, p.standing, p.hasAcked, p.marked, p.lagging = false, 0, Voter, false, false, false
+		p.bound, p.instance, p.standing, p.hasAcked, p.marked, p.lagging = false, 0, Voter, false, nil, false
 		p.session++
 		p.logs = make([]peerLog, n.logs())
 		p.heard = max(p.heard, 0)
@@ -101,7 +101,7 @@ func (n *Node) unbind(p *peerState) {
 	if p.bound {
 		n.emit(PeerLeft{Peer: p.id})
 	}
-	p.bound, p.marked = false, false
+	p.bound, p.marked = false, nil
 	p.session++
 }
 
@@ -125,7 +125,10 @@ func (n *Node) beat() {
 		p := &n.peers[i]
 		m := Message{Kind: KindHeartbeat, Epoch: n.state.Promised, Sent: n.now, Commits: n.commits()}
 		if p.bound {
-			m.Instance, m.Confirmed = p.instance, n.confirms(p)
+			m.Instance = p.instance
+			if n.confirms(p) {
+				m.Confirmed, m.Ends = true, slices.Clone(p.marked)
+			}
 		}
 		n.send(p.id, m)
 		if n.role == leader && !p.bound {
@@ -165,7 +168,8 @@ func (n *Node) leaseStart() (time.Duration, bool) {
 	if need == 0 {
 		return n.now, true
 	}
-	acked := make([]time.Duration, 0, MaxNodes)
+	var times [MaxNodes]time.Duration
+	acked := times[:0]
 	for i := range n.peers {
 		if n.peers[i].hasAcked {
 			acked = append(acked, n.peers[i].acked)
@@ -187,7 +191,7 @@ func (n *Node) onInstallAck(p *peerState, m Message) {
 	if n.role != leader || m.Epoch != n.state.Promised || m.Session != p.session || p.bound || m.Instance == 0 {
 		return
 	}
-	p.bound, p.marked = true, false
+	p.bound, p.marked = true, nil
 	p.instance, p.standing = m.Instance, m.Standing
 	n.emit(PeerJoined{Epoch: m.Epoch, Peer: p.id, Instance: m.Instance, Voter: m.Standing == Voter, Ends: m.Ends})
 }
@@ -215,22 +219,26 @@ func (n *Node) onHeartbeatAck(p *peerState, m Message) {
 	}
 }
 
-// confirms reports whether a follower that doesn't count may be told so, with what is committed. What is committed later
-// was committed without it, so a follower that has all of that misses nothing that was ever answered. A lease that was
-// renewed since by others means that no majority was promised to a node that leads later through a promise which the
-// follower has forgotten.
+// confirms reports whether a follower that doesn't count may be told what makes it count again: the ends of the leader's logs
+// at a time when all of them counted that instance as no voter. Whatever was committed before lies below them; what is
+// committed later is committed without it. So a follower that has all of that misses nothing that was ever answered. And a
+// lease that was renewed since, for which a learner's own answers don't count, means that a majority has not gone over to a
+// higher epoch through a promise which the learner has forgotten.
 func (n *Node) confirms(p *peerState) bool {
-	if p.standing == Voter || n.role != leader || !n.lead.opened {
+	if p.standing == Voter || n.role != leader {
 		return false
 	}
 	for k := range p.logs {
-		if p.logs[k].instance != p.instance || p.logs[k].voter {
-			p.marked = false
+		if !n.lead.logs[k].known || p.logs[k].instance != p.instance || p.logs[k].voter {
+			p.marked = nil
 			return false
 		}
 	}
-	if !p.marked {
-		p.marked, p.markedAt = true, n.now
+	if p.marked == nil {
+		p.marked, p.markedAt = make([]End, len(p.logs)), n.now
+		for k := range p.logs {
+			p.marked[k].Last = Point{Epoch: n.state.Promised, Index: n.lead.logs[k].last}
+		}
 	}
 	start, ok := n.leaseStart()
 	return ok && start >= p.markedAt && n.now < start+n.cfg.leaderLease()

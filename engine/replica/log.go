@@ -24,6 +24,7 @@ type Log struct {
 	runs    runs
 	flushed Index // everything up to here is durable on this node
 	commit  Index
+	floor   Point // committed, or may be, in this log or not
 
 	fence   Epoch // nothing of a lower epoch is taken
 	epoch   Epoch // the epoch that is followed or led; 0 if idle
@@ -56,8 +57,12 @@ type logPeer struct {
 	joined   bool // where its log ends is known, and rounds are sent
 	voter    bool // its flushes count; never taken back within an instance and epoch
 	flushed  Index
+	agreed   Index // where the logs were found to agree when it joined, flushed there or not
+	epoch    Epoch // of the round at agreed; 0 if unknown
 	next     Index // the next round to send
+	again    Index // rounds up to here are being sent again since a REJECT
 	probe    bool  // nothing was sent yet that tells the follower how far it agrees
+	heard    bool  // it has sent FLUSHED since it joined
 }
 
 // NewLog returns the log of a node after recovery. nodes are all nodes, self included. committed is the newest round known
@@ -103,7 +108,20 @@ func (l *Log) Leading() bool { return l.leading }
 // End returns where the log ends on this node's disk.
 func (l *Log) End() End {
 	e, _ := l.runs.epochAt(l.flushed)
-	return End{Last: Point{Epoch: e, Index: l.flushed}, Commit: l.commit}
+	c, _ := l.runs.epochAt(l.commit)
+	end := End{Last: Point{Epoch: e, Index: l.flushed}, Commit: l.commit, Floor: Point{Epoch: c, Index: l.commit}}
+	if end.Floor.Less(l.floor) {
+		end.Floor = l.floor
+	}
+	return end
+}
+
+// SetFloor notes that p is committed in this log, or may be, whether or not this node has it: what it gives up while it catches
+// up lies at or below. It is durable here before anything is given up, and is set again after a restart.
+func (l *Log) SetFloor(p Point) {
+	if l.floor.Less(p) {
+		l.floor = p
+	}
 }
 
 // EpochAt returns the epoch of the round at an index; false if it isn't known (any more).

@@ -92,8 +92,8 @@ func (l *Log) take(prev, point Point, probe bool) Verdict {
 	if prev.Index > l.runs.last {
 		return Verdict{Kind: Gap}
 	}
-	// An epoch of 0 for a committed round means that the sender has forgotten it, a miss that this node has.
-	if e, known := l.runs.epochAt(prev.Index); known && e != prev.Epoch && (prev.Epoch != 0 || prev.Index > l.commit) {
+	// The sender may have forgotten the epoch of a round that is committed, or was taken from it.
+	if e, known := l.runs.epochAt(prev.Index); known && e != prev.Epoch && (prev.Epoch != 0 || prev.Index > max(l.commit, l.matchedInEpoch())) {
 		if prev.Index <= l.commit {
 			return Verdict{Kind: Divergent}
 		}
@@ -131,6 +131,14 @@ func (l *Log) LeaderCommit(epoch Epoch, commit Index) {
 		l.leaderCommit = max(l.leaderCommit, commit)
 		l.advance()
 	}
+}
+
+// Behind reports whether a leader of epoch that has no rounds below lowest in memory any more can't go on with this log; then
+// Node.Behind is to be called. All that this node vouched for in that log is committed and lies on others then. What was said
+// too long ago is not believed: rounds that the leader may count on must not be given up. It is asked again before they are.
+func (l *Log) Behind(epoch Epoch, lowest Index) bool {
+	e, acked := l.Ack()
+	return e == epoch && e != 0 && acked+1 < lowest
 }
 
 // Ack returns what a follower vouches for with FLUSHED: up to there the log is the leader's and durable. epoch is 0 if no

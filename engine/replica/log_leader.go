@@ -70,7 +70,7 @@ func (l *Log) Join(peer NodeID, epoch Epoch, instance Instance, voter bool, end 
 	if p.instance != instance {
 		*p = logPeer{node: peer, instance: instance}
 	}
-	p.voter = p.voter || voter
+	p.voter, p.again = p.voter || voter, 0
 	if err := l.position(p, end); err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func (l *Log) position(p *logPeer, end End) error {
 	if commit > l.runs.last {
 		return fmt.Errorf("%w: node %d has committed round %d, this log ends at %s", ErrDivergent, p.node, commit, l.Last())
 	}
-	agree := commit
+	agree, epoch := commit, Epoch(0)
 	switch e, known := l.runs.epochAt(last.Index); {
 	case known && e == last.Epoch:
 		agree = last.Index
@@ -95,19 +95,31 @@ func (l *Log) position(p *logPeer, end End) error {
 	default:
 		// Logs that have a round of one epoch each agree up to the older of the newest two.
 		if i, found := l.runs.lastOf(last.Epoch); found {
-			agree = max(agree, min(i, last.Index))
+			if i = min(i, last.Index); i > agree {
+				agree, epoch = i, last.Epoch
+			}
 		}
 	}
-	p.joined, p.next, p.probe = true, agree+1, true
+	if agree < p.flushed {
+		agree, epoch = p.flushed, 0 // what it vouched for stays, and this was said before
+	}
+	p.epoch = epoch
+	p.joined, p.agreed, p.next, p.probe, p.heard = true, agree, agree+1, true, false
 	return nil
 }
 
 // Rejected tells a leader that a follower refused a round or probe because its log ends at end, or isn't the leader's there.
+// While what was sent is being sent again, further refusals say nothing: they come from rounds that were on their way. What
+// gets lost a second time is for Resend. A follower that was told that it is behind and isn't says so in this way, too.
 func (l *Log) Rejected(peer NodeID, epoch Epoch, instance Instance, end End) error {
 	p := l.peer(peer)
-	if p == nil || !l.leading || epoch != l.epoch || !p.joined || p.instance != instance {
+	if p == nil || !l.leading || epoch != l.epoch || p.instance != instance || instance == 0 {
 		return nil // of another epoch or life
 	}
+	if p.joined && p.flushed < p.again {
+		return nil
+	}
+	p.again = p.next - 1
 	return l.position(p, end)
 }
 
@@ -126,9 +138,12 @@ func (l *Log) Next(peer NodeID) (Send, bool) {
 		return Send{}, false
 	}
 	e, known := l.runs.epochAt(p.next - 1)
-	if !known {
-		// So far back that the epoch is forgotten: a committed round, and the follower knows it as one or checks nothing.
-		e = 0
+	switch {
+	case known:
+	case p.next-1 == p.agreed:
+		e = p.epoch
+	default:
+		e = 0 // forgotten; the follower knows the round as committed, or has it from this leader
 	}
 	s := Send{Epoch: l.epoch, Prev: Point{Epoch: e, Index: p.next - 1}, Commit: l.commit}
 	if p.next <= l.runs.last {
@@ -150,11 +165,18 @@ func (l *Log) Sent(peer NodeID, s Send) {
 	}
 }
 
+// Unanswered reports whether a follower that has joined owes FLUSHED for something that was sent; for how long is the host's
+// to know, which then calls Resend.
+func (l *Log) Unanswered(peer NodeID) bool {
+	p := l.peer(peer)
+	return p != nil && l.leading && p.joined && (!p.heard || max(p.flushed, p.agreed)+1 < p.next)
+}
+
 // Resend makes the leader send everything that a follower hasn't flushed once more: for a transport that had to drop rounds,
 // and for a follower that hasn't answered for long.
 func (l *Log) Resend(peer NodeID) {
 	if p := l.peer(peer); p != nil && p.joined {
-		p.next, p.probe = min(p.next, p.flushed+1), true
+		p.next, p.probe, p.again = min(p.next, max(p.flushed, p.agreed)+1), true, 0
 	}
 }
 
@@ -166,17 +188,19 @@ func (l *Log) PeerFlushed(peer NodeID, epoch Epoch, instance Instance, voter boo
 		return false
 	}
 	p.voter = p.voter || voter
+	p.heard = true
 	p.flushed = max(p.flushed, index)
+	p.next = max(p.next, p.flushed+1)
 	before := l.commit
 	l.advance()
 	return l.commit > before
 }
 
-// PeerFlushedIndex returns what a follower has flushed, and the next round to be sent there; the host bounds the bytes
-// between them.
-func (l *Log) PeerFlushedIndex(peer NodeID) (flushed, next Index) {
+// PeerWindow returns up to where a follower is known to have this log's rounds, and the next one to be sent there; the host
+// bounds the bytes between them.
+func (l *Log) PeerWindow(peer NodeID) (has, next Index) {
 	if p := l.peer(peer); p != nil {
-		return p.flushed, p.next
+		return max(p.flushed, p.agreed), p.next
 	}
 	return 0, 0
 }

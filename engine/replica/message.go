@@ -34,8 +34,8 @@ const (
 	// KindInstallAck answers with Session, Instance, Standing and Ends.
 	KindInstallAck
 	// KindHeartbeat renews the lease: Sent is the leader's time of sending, Commits its commit index per log. Instance is the
-	// receiver's as the leader knows it; Confirmed says that all the leader's logs count that instance as no voter and that
-	// Commits are from after that.
+	// receiver's as the leader knows it; Confirmed says that all the leader's logs count that instance as no voter, and Ends
+	// where they ended when they did.
 	KindHeartbeat
 	// KindHeartbeatAck answers with Sent as it came, Instance and Standing.
 	KindHeartbeatAck

@@ -86,7 +86,7 @@ type peerState struct {
 	acked    time.Duration // sending time of the newest renewal that it answered
 	hasAcked bool
 	heard    time.Duration
-	marked   bool // all logs count the instance as no voter, since markedAt
+	marked   []End // where the leader's logs ended when all counted the instance as no voter, at markedAt; nil before
 	markedAt time.Duration
 	lagging  bool
 	logs     []peerLog
@@ -114,7 +114,10 @@ func New(cfg Config, state Persistent, now time.Duration) (*Node, error) {
 		}
 	}
 	n.form.seen = make([]formSeen, len(n.peers))
-	n.status = standingOf(state)
+	n.status = Learner
+	if n.stage() == Formed {
+		n.status = standingOf(state)
+	}
 	// It may have granted a lease just before it stopped.
 	n.leaseUntil = now + cfg.Lease
 	if mutant("restart-forgets-lease") {
@@ -122,6 +125,7 @@ func New(cfg Config, state Persistent, now time.Duration) (*Node, error) {
 	}
 	n.electAt = n.leaseUntil + cfg.delay(0)
 	n.form.at = now
+	n.dropTarget()
 	if n.stage() == Formed {
 		n.emit(FenceLogs{Epoch: state.Promised})
 	}
@@ -339,7 +343,7 @@ func (n *Node) wellFormed(m *Message) bool {
 	case KindPromise, KindInstallAck:
 		return len(m.Ends) == n.logs() && m.Standing <= Learner
 	case KindHeartbeat:
-		return len(m.Commits) == 0 || len(m.Commits) == n.logs()
+		return (len(m.Commits) == 0 || len(m.Commits) == n.logs()) && (!m.Confirmed || len(m.Ends) == n.logs())
 	case KindHeartbeatAck, KindPreVoteAck:
 		return m.Standing <= Learner
 	default:
@@ -407,9 +411,7 @@ func (n *Node) retire() {
 	if was := n.role; was != follower {
 		n.abandon()
 		if was == leader || was == elected {
-			for i := range n.peers {
-				n.send(n.peers[i].id, Message{Kind: KindResign, Epoch: n.state.Promised})
-			}
+			n.resign()
 		}
 	}
 	n.update()

@@ -21,7 +21,7 @@ type Persistent struct {
 	// Promised is the highest epoch promised or followed, Candidate the node it was promised to (0: to nobody).
 	Promised  Epoch
 	Candidate NodeID
-	// Learner says that this node may have forgotten promises or flushed rounds and counts for nothing.
+	// Learner says that this node joined a formed cluster with an empty disk: it may have forgotten promises and rounds.
 	Learner bool
 	// Suspect says that this node may have lost rounds that it had flushed. The host sets it before it opens a journal whose
 	// end is damaged for writing.
@@ -47,8 +47,12 @@ type Persist struct {
 type FenceLogs struct{ Epoch Epoch }
 
 // FetchLog asks to fetch the rounds of a log behind index After up to Upto from another node, which has the latter, to
-// Adopt them and, when they are durable here, to call Node.Fetched; or Node.FetchFailed. The same Epoch's fetches run
-// together. The peer serves it only while its round at Upto.Index is Upto.
+// Adopt them and, when they are durable here, to call Node.Fetched; or Node.FetchFailed. An epoch's fetches run together. The
+// peer serves them only while its round at Upto.Index is Upto.
+//
+// If the peer has not all of these rounds in memory any more, the log catches up from it in bulk first, up to a cut that is
+// committed. Then, before anything is given up, the cut or this log's own last round, whichever is higher, is durable and
+// noted with Log.SetFloor: what is given up may be committed. Node.Fetching is called as long as that takes.
 type FetchLog struct {
 	Epoch Epoch
 	Log   int
@@ -147,12 +151,14 @@ type SetQuorum struct {
 	Code  protocol.ErrorCode
 }
 
-// StartCatchup asks a follower's host to catch up in bulk from Leader: it has persisted that it is a learner and may now
-// give up rounds of its own. The host then calls Node.CaughtUp. A later FollowLeader of another leader means: begin again
-// from that one.
+// StartCatchup asks a follower's host to catch up a log in bulk from Leader, then to call Node.CaughtUp. Before it gives up any
+// round of that log, it makes durable a round that the leader said is committed and lies at least where the leader's memory
+// begins, and calls Log.SetFloor; so it does again after a restart, until the log ends behind it. It gives up nothing of other
+// logs. StartCatchup comes again for another leader: then catch-up begins again from that one.
 type StartCatchup struct {
 	Leader NodeID
 	Epoch  Epoch
+	Log    int
 }
 
 // FormedCluster says that the cluster is formed, or that this node learned which one it belongs to, and that it is persisted:

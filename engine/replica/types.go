@@ -42,8 +42,11 @@ func (p Point) String() string { return fmt.Sprintf("%d/%d", p.Epoch, p.Index) }
 type End struct {
 	// Last is the newest round that is durable there and has everything durable below it; zero if the log is empty.
 	Last Point
-	// Commit is the highest index that this node knows to be committed; it may be behind the cluster's.
+	// Commit is the highest index up to which this log is known to hold what is committed; the cluster's may be higher.
 	Commit Index
+	// Floor is the newest round that this node knows to be committed, or gave up although it may be: a node that catches up
+	// knows of more than it holds. No log that ends before it may be gone on from.
+	Floor Point
 }
 
 // Standing says how much a node's word is worth.
@@ -52,11 +55,11 @@ type Standing uint8
 const (
 	// Voter is a node whose flushes, promises and log ends all count.
 	Voter Standing = iota
-	// Suspect is a node that may have lost rounds that it had flushed (its journal's end was damaged). It keeps its
+	// Suspect is a node that may have lost rounds that it had flushed, because its journal's end was damaged. It keeps its
 	// promises, but its flushes don't count and its log end proves nothing.
 	Suspect
-	// Learner is a node that may have lost its promises too (an empty disk), or that gave up rounds in order to catch up. It
-	// counts for nothing.
+	// Learner is a node that may have forgotten its promises too: its disk was empty. It promises nothing and counts for
+	// nothing.
 	Learner
 )
 

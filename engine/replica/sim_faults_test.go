@@ -1,0 +1,139 @@
+package replica
+
+import "time"
+
+// pauses decides whether the process is stopped right here.
+func (w *world) pauses(h *host) bool {
+	if w.calm || !w.chance(0.0004) {
+		return false
+	}
+	h.pausedUntil = w.now + w.between(200*time.Millisecond, 3*time.Second)
+	w.saw("paused in a step")
+	w.logf("%d: stopped in the middle of a step", h.id)
+	return true
+}
+
+// clients make whoever serves write.
+func (w *world) clients() {
+	w.after(w.between(2*time.Millisecond, 60*time.Millisecond), func() {
+		if !w.quiet {
+			for _, h := range w.hosts {
+				if !h.running() || h.node == nil || !h.node.Serving(h.clock()) {
+					continue
+				}
+				l := h.logs[w.rng.IntN(len(h.logs))]
+				for range 1 + w.rng.IntN(3) {
+					h.queue(l.k, func() {
+						if l.log.Leading() && l.log.Last().Index < l.log.Commit()+50 {
+							l.seal()
+							l.moved()
+						}
+					})
+				}
+			}
+		}
+		w.clients()
+	})
+}
+
+// mischief lets something go wrong now and then.
+func (w *world) mischief() {
+	w.after(w.between(20*time.Millisecond, 900*time.Millisecond), func() {
+		if w.calm {
+			return
+		}
+		w.fault()
+		w.mischief()
+	})
+}
+
+func (w *world) fault() {
+	h := w.hosts[w.rng.IntN(len(w.hosts))]
+	switch w.rng.IntN(16) {
+	case 0, 1, 2:
+		w.crashed(h, w.between(10*time.Millisecond, 2500*time.Millisecond))
+	case 3: // the power fails everywhere
+		w.saw("power failure")
+		for _, h := range w.hosts {
+			w.crashed(h, w.between(10*time.Millisecond, 600*time.Millisecond))
+		}
+	case 4, 5:
+		w.saw("paused")
+		h.pausedUntil = w.now + w.between(200*time.Millisecond, 4*time.Second)
+		w.logf("%d: paused until %v", h.id, h.pausedUntil)
+	case 6, 7:
+		w.saw("one-way cut")
+		to := w.rng.IntN(len(w.hosts))
+		w.cut(int(h.id)-1, to)
+	case 8, 9:
+		w.saw("isolated")
+		for i := range w.hosts {
+			w.cut(int(h.id)-1, i)
+			w.cut(i, int(h.id)-1)
+		}
+	case 10, 11:
+		w.net.heal()
+	case 12:
+		w.saw("slow disk")
+		h.disk.slow = time.Duration(1 + w.rng.IntN(40))
+	case 13:
+		w.saw("hanging disk")
+		h.disk.hungFrom, h.disk.hungUntil = w.now, w.now+w.between(100*time.Millisecond, 6*time.Second)
+	case 14:
+		if h.running() && h.node != nil {
+			w.saw("disk failed")
+			h.input(h.node.DiskFailed)
+			w.after(w.between(10*time.Millisecond, time.Second), func() { w.crashed(h, w.between(10*time.Millisecond, time.Second)) })
+		}
+	case 15:
+		if h.running() && h.node != nil {
+			w.saw("resigned")
+			h.input(h.node.Resign)
+			w.after(w.between(10*time.Millisecond, 300*time.Millisecond), func() { w.crashed(h, w.between(10*time.Millisecond, time.Second)) })
+		}
+	}
+}
+
+// cut stops what one host sends to another, for a while.
+func (w *world) cut(from, to int) {
+	if from == to {
+		return
+	}
+	w.net.cut[from][to] = true
+	w.after(w.between(100*time.Millisecond, 4*time.Second), func() {
+		w.net.cut[from][to] = false
+		for _, p := range [][2]int{{from, to}, {to, from}} {
+			h, peer := w.hosts[p[0]], NodeID(p[1]+1)
+			if h.alive && w.chance(0.7) {
+				h.after(0, func() {
+					h.input(func(now time.Duration) { h.node.Disconnected(now, peer) })
+					h.input(func(now time.Duration) { h.node.Connected(now, peer) })
+				})
+			}
+		}
+	})
+}
+
+// crashed ends a host and starts it again. One host's disk is allowed to lose what it had.
+func (w *world) crashed(h *host, down time.Duration) {
+	if !h.alive {
+		return
+	}
+	w.saw("crashed")
+	h.crash()
+	if h.id == w.faulty && w.chance(0.5) {
+		w.rotten = h.id
+		if w.chance(0.5) {
+			h.wipe()
+		} else {
+			h.rot()
+		}
+	}
+	boot := h.boot
+	w.after(down, func() {
+		if !h.alive && h.boot == boot {
+			h.disk.slow = 1
+			h.start()
+		}
+	})
+}

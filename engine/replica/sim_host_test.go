@@ -1,0 +1,948 @@
+package replica
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// host is what package engine is to this one: it carries out a Node's outputs on Logs, a disk and a network.
+type host struct {
+	w  *world
+	id NodeID
+
+	boot        int
+	alive       bool
+	pausedUntil time.Duration
+	rate        float64 // of its clock
+	offset      time.Duration
+
+	disk disk
+
+	// Lost in a crash.
+	node     *Node
+	logs     []*simLog
+	outputs  []Output // taken, not carried out yet
+	carrying bool
+	tickAt   time.Duration
+	queues   []time.Duration // per log, and last the control goroutine's: when the newest command is carried out
+	states   []Persist       // being written
+	diskAt   time.Duration   // the disk is busy until then
+	instance Instance
+	voter    bool
+	leader   NodeID
+	epoch    Epoch // followed
+	fetches  int
+	catching []int // per log the attempt to catch up that runs, 0 if none does
+	catches  int
+	stalled  bool
+}
+
+// disk survives crashes.
+type disk struct {
+	state Persistent
+	logs  []diskLog
+	// slow multiplies its times, hungUntil stops it.
+	slow                time.Duration
+	hungFrom, hungUntil time.Duration
+}
+
+// diskLog is a journal and what was checkpointed before it.
+type diskLog struct {
+	base    Point // committed, in the store
+	floor   Point // committed somewhere: a catch-up has begun
+	rounds  []simRound
+	durable int // of rounds
+}
+
+// simRound is a round as it lies in a journal.
+type simRound struct {
+	point, prev Point
+	value       uint64
+	commit      Index
+}
+
+// simLog is a shard.
+type simLog struct {
+	h       *host
+	k       int
+	log     *Log
+	rounds  []simRound // the log's rounds in memory, ascending
+	first   int        // how many rounds the journal had before ticket 1
+	flushAt time.Duration
+	applied Index // committed rounds that were checked
+	retain  Index // rounds below are not in memory
+	report  bool  // a Progress is on its way
+	stalls  []Index
+	stallAt []time.Duration
+	behind  []time.Duration // per peer when it was told last that it has to catch up; 0 if it needn't
+}
+
+func newHost(w *world, id NodeID) *host {
+	h := &host{w: w, id: id, rate: 1}
+	h.disk.slow = 1
+	return h
+}
+
+// clock is the host's monotonic clock.
+func (h *host) clock() time.Duration { return h.clockAt(h.w.now) }
+
+func (h *host) clockAt(t time.Duration) time.Duration {
+	return h.offset + time.Duration(float64(t)*h.rate)
+}
+
+// when returns the world's time at which the host's clock shows c.
+func (h *host) when(c time.Duration) time.Duration {
+	return time.Duration(float64(c-h.offset)/h.rate) + 1
+}
+
+func (h *host) running() bool { return h.alive && h.w.now >= h.pausedUntil }
+
+// at runs f on this host at a time, later while it is paused, never after a crash.
+func (h *host) at(t time.Duration, f func()) {
+	boot := h.boot
+	var run func()
+	run = func() {
+		switch {
+		case !h.alive || h.boot != boot:
+		case h.w.now < h.pausedUntil:
+			h.w.at(h.pausedUntil, run)
+		default:
+			f()
+		}
+	}
+	h.w.at(t, run)
+}
+
+func (h *host) after(d time.Duration, f func()) { h.at(h.w.now+d, f) }
+
+// arrive runs f as soon as the host can, for something that came from outside and is lost if it is down.
+func (h *host) arrive(f func()) {
+	if h.alive {
+		h.after(0, f)
+	}
+}
+
+// queue runs f on a log's goroutine, or the control one's for k = len(logs), after what was queued there before.
+func (h *host) queue(k int, f func()) {
+	t := h.w.now + h.w.between(0, 300*time.Microsecond)
+	h.queues[k] = max(h.queues[k], t)
+	h.at(h.queues[k], f)
+}
+
+// input runs an input of the Node at the present time and carries out what it wants. The process may be stopped anywhere
+// between: after the clock was read, and between any two outputs.
+func (h *host) input(f func(now time.Duration)) {
+	now := h.clock()
+	if h.w.pauses(h) {
+		h.after(0, func() { f(now); h.carry() })
+		return
+	}
+	f(now)
+	h.carry()
+}
+
+func (h *host) carry() {
+	h.outputs = append(h.outputs, h.node.Take()...)
+	if h.carrying {
+		return
+	}
+	h.carrying = true
+	for len(h.outputs) > 0 {
+		if h.w.pauses(h) {
+			h.after(0, func() { h.carrying = false; h.carry() })
+			return
+		}
+		o := h.outputs[0]
+		h.outputs = h.outputs[1:]
+		h.do(o)
+	}
+	h.carrying = false
+	h.schedule()
+}
+
+// schedule makes sure that the Node is ticked when it wants to be.
+func (h *host) schedule() {
+	at := max(h.when(h.node.Deadline()), h.w.now+time.Microsecond)
+	if h.tickAt > h.w.now && h.tickAt <= at {
+		return
+	}
+	h.tickAt = at
+	h.at(at, func() {
+		if h.tickAt != at {
+			return
+		}
+		h.tickAt = 0
+		h.input(h.node.Tick)
+	})
+}
+
+// diskTime returns when something written now is durable.
+func (h *host) diskTime() time.Duration {
+	d := h.w.between(50*time.Microsecond, 800*time.Microsecond) * h.disk.slow
+	h.diskAt = max(h.diskAt, h.w.now) + d
+	if h.disk.hungUntil > h.w.now {
+		h.diskAt = max(h.diskAt, h.disk.hungUntil)
+	}
+	return h.diskAt
+}
+
+func (h *host) do(o Output) {
+	w := h.w
+	if _, quiet := o.(LeaderCommits); !quiet {
+		if m, is := o.(SendMessage); !is || w.all {
+			w.logf("%d: %T%+v %v", h.id, o, o, m.Message.Kind)
+		}
+	}
+	switch o := o.(type) {
+	case SendMessage:
+		from := h.id
+		w.net.send(h.id, o.To, func(to *host) {
+			to.input(func(now time.Duration) {
+				w.logf("%d: <- %d %v %+v", to.id, from, o.Message.Kind, o.Message)
+				to.node.Receive(now, from, o.Message)
+			})
+		})
+	case Persist:
+		h.states = append(h.states, o)
+		h.at(h.diskTime(), func() {
+			for len(h.states) > 0 && h.states[0].Token <= o.Token {
+				h.disk.state = h.states[0].State
+				h.states = h.states[1:]
+			}
+			h.input(func(now time.Duration) { h.node.Persisted(now, o.Token) })
+		})
+	case FormedCluster:
+		h.openLogs(int(o.Logs))
+	case FenceLogs:
+		h.fence(o.Epoch)
+	case FollowLeader:
+		h.leader, h.epoch, h.instance, h.voter = o.Leader, o.Epoch, o.Instance, o.Voter
+		for k := range h.logs {
+			h.queue(k, func() {
+				l := h.logs[k]
+				if err := l.log.Follow(o.Epoch); err != nil {
+					// A higher epoch was promised since.
+					if l.log.fence <= o.Epoch {
+						w.fail("node %d log %d: %v", h.id, l.k, err)
+					}
+					return
+				}
+				l.acknowledge()
+				l.moved()
+			})
+		}
+	case LeaderLost:
+		h.leader = 0
+	case LeaderCommits:
+		for k, c := range o.Commits {
+			h.queue(k, func() { h.logs[k].log.LeaderCommit(o.Epoch, c); h.logs[k].moved() })
+		}
+	case FetchLog:
+		h.fetch(o)
+	case Lead:
+		h.lead(o.Epoch)
+	case PeerJoined:
+		for k, l := range h.logs {
+			h.queue(k, func() {
+				if err := l.log.Join(o.Peer, o.Epoch, o.Instance, o.Voter, o.Ends[k]); err != nil {
+					if l.log.Epoch() == o.Epoch && l.log.Leading() {
+						w.fail("node %d log %d: %v", h.id, k, err)
+					}
+					return
+				}
+				l.behind[o.Peer-1] = 0
+				l.pump()
+				l.moved()
+			})
+		}
+	case PeerLeft:
+		for k, l := range h.logs {
+			h.queue(k, func() { l.log.Left(o.Peer) })
+		}
+	case ProbeLogs:
+		h.probe(o.Epoch)
+	case StartCatchup:
+		w.saw("catch-up")
+		h.catchUp(o)
+	case SetQuorum, Serve, StopServing:
+	case Event:
+		w.saw(o.What.String())
+		if o.What == EventTwoLeaders {
+			w.fail("node %d sees two leaders in epoch %d", h.id, o.Epoch)
+		}
+		if o.What == EventLosingElection {
+			w.fail("node %d: election %d would lose committed rounds of log %d", h.id, o.Epoch, o.Log)
+		}
+	default:
+		panic(fmt.Sprintf("%T", o))
+	}
+}
+
+// fence fences all logs on their goroutines and reports when the last one is.
+func (h *host) fence(epoch Epoch) {
+	if h.logs == nil {
+		h.w.fail("node %d: fence without logs", h.id)
+		return
+	}
+	ends, left := make([]End, len(h.logs)), len(h.logs)
+	for k := range h.logs {
+		h.queue(k, func() {
+			ends[k] = h.logs[k].log.Fence(epoch)
+			if left--; left == 0 {
+				h.queue(len(h.logs), func() {
+					h.input(func(now time.Duration) { h.node.Fenced(now, epoch, ends) })
+				})
+			}
+		})
+	}
+}
+
+func (h *host) lead(epoch Epoch) {
+	if who, taken := h.w.leaders[epoch]; taken && who != h.id {
+		h.w.fail("nodes %d and %d both lead epoch %d", who, h.id, epoch)
+	}
+	h.w.leaders[epoch] = h.id
+	for k, l := range h.logs {
+		h.queue(k, func() {
+			if l.log.fence > epoch {
+				return
+			}
+			l.checkComplete(epoch)
+			if err := l.log.Lead(epoch); err != nil {
+				h.w.fail("node %d log %d: %v", h.id, k, err)
+				return
+			}
+			l.seal()
+			l.moved()
+		})
+	}
+	h.openWhenCommitted(epoch)
+}
+
+// openWhenCommitted calls Opened when all opening rounds are committed.
+func (h *host) openWhenCommitted(epoch Epoch) {
+	h.after(5*time.Millisecond, func() {
+		for _, l := range h.logs {
+			if l.log.fence > epoch {
+				return
+			}
+			if !l.log.Leading() || l.applied < l.log.Opening() {
+				h.openWhenCommitted(epoch)
+				return
+			}
+		}
+		h.input(func(now time.Duration) { h.node.Opened(now, epoch) })
+	})
+}
+
+func (h *host) probe(epoch Epoch) {
+	lasts, left := make([]Index, len(h.logs)), len(h.logs)
+	for k, l := range h.logs {
+		h.queue(k, func() {
+			if l.log.Epoch() != epoch || !l.log.Leading() {
+				return
+			}
+			l.seal()
+			lasts[k] = l.log.Last().Index
+			if left--; left == 0 {
+				h.queue(len(h.logs), func() {
+					h.input(func(now time.Duration) { h.node.Probed(now, epoch, lasts) })
+				})
+			}
+		})
+	}
+}
+
+// openLogs recovers the logs from the disk.
+func (h *host) openLogs(n int) {
+	for len(h.disk.logs) < n {
+		h.disk.logs = append(h.disk.logs, diskLog{})
+	}
+	h.logs = h.logs[:0:0]
+	h.queues = make([]time.Duration, n+1)
+	for k := range n {
+		h.logs = append(h.logs, h.recoverLog(k))
+	}
+}
+
+// recoverLog is the gate: a round replaces those of the same index and above, and what is committed is handed over.
+func (h *host) recoverLog(k int) *simLog {
+	d := &h.disk.logs[k]
+	var kept []simRound
+	commit := d.base.Index
+	for _, r := range d.rounds {
+		if r.point.Index <= d.base.Index {
+			kept = kept[:0] // what followed an earlier round of this index is replaced with it
+			continue
+		}
+		for len(kept) > 0 && kept[len(kept)-1].point.Index >= r.point.Index {
+			kept = kept[:len(kept)-1]
+		}
+		if want := d.base.Index + Index(len(kept)) + 1; r.point.Index != want {
+			h.w.fail("node %d log %d: round %v in the journal where %d is next", h.id, k, r.point, want)
+		}
+		kept = append(kept, r)
+		commit = max(commit, r.commit)
+	}
+	commit = min(commit, d.base.Index+Index(len(kept)))
+	committed := d.base
+	var pending []Point
+	for _, r := range kept {
+		if r.point.Index <= commit {
+			committed = r.point
+		} else {
+			pending = append(pending, r.point)
+		}
+	}
+	log, err := NewLog(h.id, h.nodes(), committed, pending)
+	if err != nil {
+		h.w.fail("node %d log %d: %v", h.id, k, err)
+	}
+	log.SetFloor(d.floor)
+	l := &simLog{h: h, k: k, log: log, rounds: kept, first: len(d.rounds), retain: d.base.Index + 1, applied: d.base.Index,
+		stalls: make([]Index, h.w.opt.nodes), stallAt: make([]time.Duration, h.w.opt.nodes), behind: make([]time.Duration, h.w.opt.nodes)}
+	if h.w.chance(0.5) { // as a broker whose memory has pending rounds only
+		l.retain = committed.Index + 1
+	}
+	l.apply(committed.Index)
+	return l
+}
+
+func (h *host) nodes() []NodeID {
+	ids := make([]NodeID, h.w.opt.nodes)
+	for i := range ids {
+		ids[i] = NodeID(i + 1)
+	}
+	return ids
+}
+
+// start boots the host from its disk.
+func (h *host) start() {
+	h.boot++
+	h.alive, h.pausedUntil = true, 0
+	h.rate = 0.96 + 0.08*h.w.rng.Float64()
+	h.offset = h.w.between(0, time.Hour)
+	h.outputs, h.carrying, h.states, h.tickAt, h.diskAt = nil, false, nil, 0, 0
+	h.logs, h.leader, h.epoch, h.instance, h.voter, h.catching, h.stalled = nil, 0, 0, 0, false, nil, false
+	h.catching = make([]int, h.w.opt.logs)
+	h.queues = make([]time.Duration, 1)
+	s := h.disk.state
+	if s.Cluster != (ClusterID{}) && !s.Forming {
+		h.openLogs(int(s.Logs))
+	}
+	rng := h.w.rng
+	node, err := New(Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rng.Uint64}, s, h.clock())
+	if err != nil {
+		h.w.fail("node %d: %v", h.id, err)
+		return
+	}
+	h.node = node
+	h.w.logf("%d: starts with %+v", h.id, s)
+	h.carry()
+	h.housekeeping()
+}
+
+// crash ends the process: what was not durable may or may not be.
+func (h *host) crash() {
+	if !h.alive {
+		return
+	}
+	h.alive = false
+	for _, p := range h.states {
+		if h.w.chance(0.5) {
+			break
+		}
+		h.disk.state = p.State
+	}
+	for k := range h.disk.logs {
+		d := &h.disk.logs[k]
+		if lost := len(d.rounds) - d.durable; lost > 0 {
+			d.rounds = d.rounds[:d.durable+h.w.rng.IntN(lost+1)]
+		}
+		d.durable = len(d.rounds)
+	}
+	h.w.logf("%d: crashed, keeps %+v", h.id, h.disk.state)
+}
+
+// rot takes durable rounds from the end of a crashed node's logs; the node notices.
+func (h *host) rot() {
+	found := false
+	for k := range h.disk.logs {
+		d := &h.disk.logs[k]
+		if n := len(d.rounds); n > 0 && h.w.chance(0.7) {
+			cut := 1 + h.w.rng.IntN(min(n, 5))
+			d.rounds = d.rounds[:n-cut]
+			d.durable = len(d.rounds)
+			found = true
+		}
+	}
+	if found && h.disk.state.Cluster != (ClusterID{}) {
+		h.disk.state.Suspect = true
+		h.w.saw("suspect")
+		h.w.logf("%d: rots", h.id)
+	}
+}
+
+// wipe empties a crashed node's disk.
+func (h *host) wipe() {
+	h.disk = disk{slow: 1}
+	h.w.saw("wiped")
+	h.w.logf("%d: wiped", h.id)
+}
+
+// housekeeping is what hosts do by time: resending, telling followers that they are behind, checkpoints.
+func (h *host) housekeeping() {
+	h.after(150*time.Millisecond, func() {
+		for _, l := range h.logs {
+			l.housekeeping()
+		}
+		stalled := h.disk.hungUntil > h.w.now && h.w.now > h.disk.hungFrom+2*time.Second
+		if stalled != h.stalled {
+			h.stalled = stalled
+			h.input(func(now time.Duration) { h.node.DiskStalled(now, stalled) })
+		}
+		h.housekeeping()
+	})
+}
+
+// catchUp asks the leader for its store until it comes.
+func (h *host) catchUp(o StartCatchup) {
+	h.catches++
+	h.catching[o.Log] = h.catches
+	attempt := h.catches
+	var ask func()
+	ask = func() {
+		if h.catching[o.Log] == attempt {
+			h.w.net.send(h.id, o.Leader, func(leader *host) { leader.serveCatchUp(h.id, o, attempt) })
+			h.after(300*time.Millisecond, ask)
+		}
+	}
+	ask()
+}
+
+func (h *host) serveCatchUp(to NodeID, o StartCatchup, attempt int) {
+	if h.logs == nil {
+		return
+	}
+	l := h.logs[o.Log]
+	if l.log.Epoch() != o.Epoch || !l.log.Leading() {
+		return
+	}
+	i, lowest := min(l.log.Commit(), l.log.FlushedIndex()), l.retain
+	e, _ := l.log.EpochAt(i)
+	h.w.net.send(h.id, to, func(f *host) { f.takeCatchUp(o, Point{Epoch: e, Index: i}, lowest, attempt) })
+}
+
+// takeCatchUp makes the cut durable as a floor, gives up what this node has above its store, perhaps, and takes the
+// leader's store.
+func (h *host) takeCatchUp(o StartCatchup, cut Point, lowest Index, attempt int) {
+	if h.catching[o.Log] != attempt {
+		return
+	}
+	d := &h.disk.logs[o.Log]
+	if cut.Index+1 < lowest || !h.logs[o.Log].log.Behind(o.Epoch, lowest) {
+		h.caughtUp(Point{}, o.Log, attempt) // it isn't behind any more
+		return
+	}
+	h.at(h.diskTime(), func() {
+		if d.floor.Less(cut) {
+			d.floor = cut
+		}
+		if h.catching[o.Log] != attempt || !h.logs[o.Log].log.Behind(o.Epoch, lowest) {
+			return
+		}
+		h.logs[o.Log].log.SetFloor(cut)
+		if h.w.chance(0.7) {
+			d.rounds = d.rounds[:0:0]
+			d.durable = 0
+			h.reopen(o.Log)
+		}
+		h.after(h.w.between(0, 300*time.Millisecond), func() { h.caughtUp(cut, o.Log, attempt) })
+	})
+}
+
+func (h *host) caughtUp(cut Point, k, attempt int) {
+	if h.catching[k] != attempt {
+		return
+	}
+	h.catching[k] = 0
+	if d := &h.disk.logs[k]; cut.Index > d.base.Index {
+		*d = diskLog{base: cut, floor: d.floor}
+		h.reopen(k)
+	}
+	h.input(func(now time.Duration) { h.node.CaughtUp(now, k) })
+}
+
+// reopen recovers one log again, as it was fenced and followed.
+func (h *host) reopen(k int) {
+	old := h.logs[k].log
+	d := &h.disk.logs[k]
+	d.rounds = d.rounds[:d.durable]
+	l := h.recoverLog(k)
+	l.log.Fence(old.fence)
+	if old.epoch != 0 && !old.leading {
+		_ = l.log.Follow(old.epoch)
+	}
+	h.logs[k] = l
+	l.moved()
+}
+
+// fetch asks another node for rounds until they come or it takes too long.
+func (h *host) fetch(o FetchLog) {
+	h.w.saw("fetch")
+	h.fetches++
+	done := false
+	end := func(f func(now time.Duration)) {
+		if !done {
+			done = true
+			h.input(f)
+		}
+	}
+	take := func(cut Point, rounds []simRound, ok bool) {
+		if done {
+			return
+		}
+		if !ok {
+			end(func(now time.Duration) { h.node.FetchFailed(now, o.Epoch, o.Log) })
+			return
+		}
+		adopt := func() {
+			l := h.logs[o.Log]
+			for _, r := range rounds {
+				switch v := l.log.Adopt(r.prev, r.point); v.Kind {
+				case Accept, Replace:
+					l.write(v, r)
+				case Duplicate:
+				case Divergent:
+					h.w.fail("node %d log %d: fetched round %v differs from a committed one", h.id, o.Log, r.point)
+				default:
+					end(func(now time.Duration) { h.node.FetchFailed(now, o.Epoch, o.Log) })
+					return
+				}
+			}
+			var wait func()
+			wait = func() {
+				if l.log.FlushedIndex() < l.log.Last().Index {
+					h.after(time.Millisecond, wait)
+					return
+				}
+				end(func(now time.Duration) { h.node.Fetched(now, o.Epoch, o.Log, l.log.End()) })
+			}
+			wait()
+		}
+		if cut == (Point{}) {
+			adopt()
+			return
+		}
+		h.w.saw("fetch in bulk")
+		h.at(h.diskTime(), func() { h.fetchBulk(o, cut, &done, adopt) })
+	}
+	for _, d := range []time.Duration{0, 200 * time.Millisecond} { // asked twice, for the network loses
+		h.after(d, func() {
+			if !done {
+				h.w.net.send(h.id, o.From, func(src *host) { src.serveFetch(h.id, o, take) })
+			}
+		})
+	}
+	h.after(600*time.Millisecond, func() { take(Point{}, nil, false) })
+}
+
+// fetchBulk takes another node's store in the place of this one's log, before the rounds behind it are fetched. What is given
+// up may be committed: no log that ends before it may be gone on from.
+func (h *host) fetchBulk(o FetchLog, cut Point, done *bool, then func()) {
+	l, d := h.logs[o.Log], &h.disk.logs[o.Log]
+	if *done || l.log.Epoch() != 0 || l.log.fence != o.Epoch || cut.Index <= l.log.Commit() {
+		return
+	}
+	for _, p := range []Point{cut, l.log.Last()} {
+		if d.floor.Less(p) {
+			d.floor = p
+		}
+	}
+	l.log.SetFloor(d.floor)
+	d.rounds, d.durable = d.rounds[:0:0], 0
+	h.reopen(o.Log)
+	h.after(h.w.between(0, 100*time.Millisecond), func() {
+		if *done || h.logs[o.Log].log.fence != o.Epoch || cut.Index <= d.base.Index {
+			return
+		}
+		*d = diskLog{base: cut, floor: d.floor}
+		h.reopen(o.Log)
+		then()
+	})
+}
+
+func (h *host) serveFetch(to NodeID, o FetchLog, take func(Point, []simRound, bool)) {
+	if o.Log >= len(h.logs) {
+		return
+	}
+	l := h.logs[o.Log]
+	var out []simRound
+	var cut Point
+	after := o.After
+	if after+1 < l.retain || l.round(after+1) == nil {
+		after = min(l.log.Commit(), l.log.FlushedIndex())
+		e, _ := l.log.EpochAt(after)
+		cut = Point{Epoch: e, Index: after}
+	}
+	e, known := l.log.EpochAt(o.Upto.Index)
+	ok := known && e == o.Upto.Epoch
+	for i := after + 1; ok && i <= o.Upto.Index; i++ {
+		out = append(out, *l.round(i))
+	}
+	boot := h.w.hosts[to-1].boot
+	h.w.net.send(h.id, to, func(c *host) {
+		if c.boot == boot {
+			take(cut, out, ok)
+		}
+	})
+}
+
+// round returns a round in memory.
+func (l *simLog) round(i Index) *simRound {
+	if len(l.rounds) == 0 || i < l.rounds[0].point.Index || i > l.rounds[len(l.rounds)-1].point.Index {
+		return nil
+	}
+	return &l.rounds[i-l.rounds[0].point.Index]
+}
+
+// seal writes a round of the leader's own.
+func (l *simLog) seal() {
+	s, err := l.log.Seal()
+	if err != nil {
+		l.h.w.fail("node %d log %d: %v", l.h.id, l.k, err)
+		return
+	}
+	l.h.w.serials++
+	l.put(s.Ticket, simRound{point: s.Point, prev: s.Prev, value: l.h.w.serials, commit: s.Commit})
+	l.pump()
+}
+
+// write carries out a verdict.
+func (l *simLog) write(v Verdict, r simRound) {
+	if v.Kind == Replace {
+		l.h.w.saw("replaced")
+		l.rounds = l.rounds[:v.From-l.rounds[0].point.Index]
+	}
+	l.put(v.Ticket, r)
+}
+
+func (l *simLog) put(ticket uint64, r simRound) {
+	d := &l.h.disk.logs[l.k]
+	if got := uint64(len(d.rounds) - l.first + 1); got != ticket {
+		l.h.w.fail("node %d log %d: ticket %d for the %dth round", l.h.id, l.k, ticket, got)
+	}
+	d.rounds = append(d.rounds, r)
+	l.rounds = append(l.rounds, r)
+	l.flushAt = max(l.flushAt, l.h.diskTime())
+	l.h.at(l.flushAt, func() {
+		if l.h.logs[l.k] != l {
+			return
+		}
+		d.durable = max(d.durable, l.first+int(ticket))
+		l.log.Flushed(ticket)
+		l.acknowledge()
+		l.moved()
+	})
+}
+
+// moved looks at what changed in the log: what is committed now, what can be sent, what the Node should know.
+func (l *simLog) moved() {
+	l.apply(l.log.Commit())
+	if l.report {
+		return
+	}
+	l.report = true
+	l.h.queue(len(l.h.logs), func() {
+		if l.h.logs[l.k] != l {
+			return
+		}
+		l.report = false
+		var p Progress
+		l.log.Progress(&p)
+		l.h.input(func(now time.Duration) { l.h.node.Progress(now, l.k, &p) })
+	})
+}
+
+// apply checks what became committed.
+func (l *simLog) apply(commit Index) {
+	w := l.h.w
+	for l.applied < commit {
+		i := l.applied + 1
+		r := l.round(i)
+		if r == nil {
+			w.fail("node %d log %d: round %d is committed and not there", l.h.id, l.k, i)
+			return
+		}
+		all := &w.committed[l.k]
+		switch {
+		case i <= Index(len(*all)):
+			if (*all)[i-1].value != r.value {
+				w.fail("node %d log %d: committed %d at %v, %d was committed there before", l.h.id, l.k, r.value, r.point, (*all)[i-1].value)
+				return
+			}
+		case i == Index(len(*all))+1:
+			*all = append(*all, committedRound{r.value, l.log.Epoch()})
+			w.checkFlushed(l, r)
+			if r.point.Epoch != l.log.Epoch() {
+				w.saw("old round committed")
+			}
+		default:
+			w.fail("node %d log %d: committed %d, the cluster only %d", l.h.id, l.k, i, len(*all))
+			return
+		}
+		l.applied = i
+	}
+}
+
+// pump sends what can be sent.
+func (l *simLog) pump() {
+	h := l.h
+	for _, to := range h.nodes() {
+		if to == h.id {
+			continue
+		}
+		for {
+			s, ok := l.log.Next(to)
+			if !ok {
+				break
+			}
+			if flushed, next := l.log.PeerWindow(to); s.Index > 0 && next > flushed+40 {
+				break
+			}
+			var r simRound
+			if s.Index > 0 {
+				if s.Index < l.retain || l.round(s.Index) == nil {
+					l.log.Left(to)
+					l.tellBehind(to)
+					break
+				}
+				r = *l.round(s.Index)
+				if r.prev != s.Prev && s.Prev.Epoch != 0 {
+					h.w.fail("node %d log %d: round %v follows %v, the log says %v", h.id, l.k, r.point, r.prev, s.Prev)
+				}
+			}
+			l.log.Sent(to, s)
+			k, epoch, prev, commit := l.k, s.Epoch, s.Prev, s.Commit
+			h.w.net.stream(h.id, to, func(f *host) { f.onAppend(k, h.id, epoch, prev, r, commit) })
+		}
+	}
+}
+
+func (l *simLog) tellBehind(to NodeID) {
+	h, k, epoch, lowest := l.h, l.k, l.log.Epoch(), l.retain
+	l.behind[to-1] = h.w.now
+	h.w.net.send(h.id, to, func(f *host) {
+		if k >= len(f.logs) {
+			return
+		}
+		f.queue(k, func() {
+			switch l := f.logs[k]; {
+			case l.log.Behind(epoch, lowest):
+				f.queue(len(f.logs), func() {
+					f.input(func(now time.Duration) { f.node.Behind(now, k) })
+				})
+			case l.log.Epoch() == epoch && f.epoch == epoch:
+				l.reject(h.id, epoch)
+			}
+		})
+	})
+}
+
+func (h *host) onAppend(k int, from NodeID, epoch Epoch, prev Point, r simRound, commit Index) {
+	if k >= len(h.logs) || h.catching[k] != 0 {
+		return
+	}
+	h.queue(k, func() {
+		l := h.logs[k]
+		switch v := l.log.Append(epoch, prev, r.point, commit); v.Kind {
+		case Accept, Replace:
+			l.write(v, r)
+			l.moved()
+		case Duplicate, Matched:
+			l.acknowledge()
+			l.moved()
+		case Gap:
+			if v.Reject {
+				l.reject(from, epoch)
+			}
+		case Divergent, Invalid:
+			h.w.fail("node %d log %d: round %v after %v of epoch %d is %v", h.id, k, r.point, prev, epoch, v.Kind)
+		default:
+		}
+	})
+}
+
+// reject tells a leader where the log ends.
+func (l *simLog) reject(leader NodeID, epoch Epoch) {
+	h, k, end, inst := l.h, l.k, l.log.End(), l.h.instance
+	h.w.net.stream(h.id, leader, func(to *host) {
+		if k >= len(to.logs) {
+			return
+		}
+		to.queue(k, func() {
+			if err := to.logs[k].log.Rejected(h.id, epoch, inst, end); err != nil {
+				to.w.fail("node %d log %d: %v", to.id, k, err)
+			}
+			to.logs[k].pump()
+		})
+	})
+}
+
+// acknowledge sends FLUSHED.
+func (l *simLog) acknowledge() {
+	h, k := l.h, l.k
+	epoch, index := l.log.Ack()
+	if epoch == 0 || epoch != h.epoch || h.leader == 0 {
+		return
+	}
+	inst, voter := h.instance, h.voter
+	h.w.net.stream(h.id, h.leader, func(to *host) {
+		if k >= len(to.logs) {
+			return
+		}
+		to.queue(k, func() {
+			to.logs[k].log.PeerFlushed(h.id, epoch, inst, voter, index)
+			to.logs[k].pump()
+			to.logs[k].moved()
+		})
+	})
+}
+
+func (l *simLog) housekeeping() {
+	h := l.h
+	if l.log.Leading() {
+		for _, to := range h.nodes() {
+			if to == h.id {
+				continue
+			}
+			if p := l.log.peer(to); p.joined {
+				l.behind[to-1] = 0
+			} else if at := l.behind[to-1]; at != 0 && h.w.now-at > 300*time.Millisecond {
+				l.tellBehind(to)
+			}
+			flushed, _ := l.log.PeerWindow(to)
+			if !l.log.Unanswered(to) || flushed != l.stalls[to-1] {
+				l.stalls[to-1], l.stallAt[to-1] = flushed, h.w.now
+			} else if h.w.now-l.stallAt[to-1] > 300*time.Millisecond {
+				l.stallAt[to-1] = h.w.now
+				l.log.Resend(to)
+				l.pump()
+			}
+		}
+	}
+	// A checkpoint: committed rounds are in the store, old ones leave the memory.
+	done := min(l.log.Commit(), l.log.FlushedIndex())
+	if h.w.chance(0.1) && done > h.disk.logs[l.k].base.Index {
+		e, _ := l.log.EpochAt(done)
+		d := &h.disk.logs[l.k]
+		d.base = Point{Epoch: e, Index: done}
+	}
+	if h.w.chance(0.3) && done > 30 && len(l.rounds) > 0 {
+		l.retain = max(l.retain, done-30)
+		if cut := int(l.retain) - int(l.rounds[0].point.Index); cut > 0 {
+			l.rounds = slices.Delete(l.rounds, 0, cut)
+		}
+	}
+}
