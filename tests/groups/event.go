@@ -88,6 +88,9 @@ const (
 	rejected        // its handler returns ErrReject
 )
 
+// valueLen is the length of a value; messages of other tests have something behind it.
+const valueLen = 9
+
 // valueOf is the value of message number n.
 func valueOf(n uint64, c cause) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, n), byte(c))
@@ -95,8 +98,8 @@ func valueOf(n uint64, c cause) []byte {
 
 // parseValue is the reverse of valueOf; ok is false for something else.
 func parseValue(v []byte) (n uint64, c cause, ok bool) {
-	if len(v) != 9 || v[8] > byte(rejected) {
+	if len(v) != valueLen || v[valueLen-1] > byte(rejected) {
 		return 0, 0, false
 	}
-	return binary.BigEndian.Uint64(v), cause(v[8]), true
+	return binary.BigEndian.Uint64(v), cause(v[valueLen-1]), true
 }

@@ -48,6 +48,7 @@ type fate struct {
 	deliveries []delivered
 	acking     bool   // an ACK may have been sent
 	acked      uint64 // the delivery whose ACK was answered with OK, 0 if none was
+	ackedBy    uint64 // the member that had sent it
 	handled    int    // by handlers, to the end
 	letters    []letter
 }
@@ -56,6 +57,7 @@ type fate struct {
 type delivered struct {
 	id      uint64
 	attempt uint16
+	member  uint64
 }
 
 // letter is a dead letter of a message.
@@ -123,7 +125,7 @@ func (h *history) take(e *event, member uint64) {
 		if f.acked != 0 {
 			h.violated("%s: the ACKs of two deliveries, %x and %x, were answered with OK", p, f.acked, e.Delivery)
 		}
-		f.acked = e.Delivery
+		f.acked, f.ackedBy = e.Delivery, member
 		h.checkAcked(p, f)
 	case eventRefused:
 		code := protocol.ErrorCode(e.Code)
@@ -143,7 +145,7 @@ func (h *history) delivered(p place, e *event, member uint64) {
 		h.violated("%s: message %d was delivered where %d is stored", p, e.Number, f.number)
 	}
 	f.number, f.cause = e.Number, e.Cause
-	f.deliveries = append(f.deliveries, delivered{e.Delivery, e.Attempt})
+	f.deliveries = append(f.deliveries, delivered{e.Delivery, e.Attempt, member})
 	h.checkAcked(p, f)
 	o := ownership{e.Partition, e.Epoch}
 	if m, ok := h.owners[o]; ok && m != member {
@@ -172,7 +174,7 @@ func (h *history) buried(e *deadletter.Envelope, sequence uint64, value []byte) 
 	defer h.mu.Unlock()
 	p := place{e.Partition, e.Sequence}
 	f := h.fate(p)
-	if n, c, ok := parseValue(value); !ok || n != f.number || c != f.cause {
+	if n, c, ok := parseValue(value[:min(len(value), valueLen)]); !ok || n != f.number || c != f.cause {
 		h.violated("%s: its dead letter holds another message: %x", p, value)
 	}
 	f.letters = append(f.letters, letter{sequence, e.Attempts, e.Reason})
@@ -265,4 +267,59 @@ func (h *history) checkCalm(p place, f *fate, most uint16) {
 	if n := len(f.deliveries); n == 0 || f.deliveries[n-1].attempt != attempts {
 		h.violated("%s: its last delivery was not attempt %d: %v", p, attempts, f.deliveries)
 	}
+}
+
+// ackingUpTo notes a cumulative ACK: everything that was delivered to a member on the partition, up to p.
+func (h *history) ackingUpTo(p place, member uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for at, f := range h.messages {
+		if at.partition == p.partition && at.sequence <= p.sequence {
+			f.acking = f.acking || f.wentTo(member)
+		}
+	}
+}
+
+func (f *fate) wentTo(member uint64) bool {
+	for _, d := range f.deliveries {
+		if d.member == member {
+			return true
+		}
+	}
+	return false
+}
+
+// checkHostile is checkEnd where members do as they like: a message may be given up for any reason.
+func (h *history) checkHostile(most uint16) totals {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var t totals
+	for p, f := range h.messages {
+		switch {
+		case !f.published && len(f.deliveries) == 0 && f.acked == 0:
+			continue // somebody has made it up for an ACK
+		case !f.published:
+			h.violated("%s: message %d was never published", p, f.number)
+			continue
+		case len(f.letters) > 1:
+			h.violated("%s: it is in %d dead letters", p, len(f.letters))
+		case len(f.letters) == 1 && f.acked != 0:
+			h.violated("%s: it was acknowledged and is in a dead letter", p)
+		case len(f.letters) == 0 && !f.acking:
+			h.violated("%s: it is lost: nobody has acknowledged it, and it is in no dead letter (%d deliveries)", p, len(f.deliveries))
+		case len(f.letters) == 1 && f.letters[0].reason != deadletter.ReasonRejected && f.letters[0].attempts != most:
+			h.violated("%s: it was given up after %d failed attempts, the maximum is %d", p, f.letters[0].attempts, most)
+		}
+		t.published++
+		if len(f.letters) > 0 {
+			t.dropped++
+		} else {
+			t.acknowledged++
+		}
+		h.checkAttempts(p, f, most)
+		if f.acked != 0 && !slices.ContainsFunc(f.deliveries, func(d delivered) bool { return d.id == f.acked && d.member == f.ackedBy }) {
+			h.violated("%s: the ACK of delivery %x by member %x was answered with OK, which was not made to it: %v", p, f.acked, f.ackedBy, f.deliveries)
+		}
+	}
+	return t
 }

@@ -9,16 +9,24 @@ import (
 	"time"
 )
 
-// scenario prepares one for a test. SEED of the environment replaces its seed.
+// seedOf returns the seed of a test, or SEED of the environment to repeat another.
+func seedOf(t *testing.T, fixed uint64) uint64 {
+	t.Helper()
+	text := os.Getenv("SEED")
+	if text == "" {
+		return fixed
+	}
+	seed, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("SEED: %v", err)
+	}
+	return seed
+}
+
+// scenario prepares one for a test.
 func scenario(t *testing.T, seed uint64) Scenario {
 	t.Helper()
-	if text := os.Getenv("SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("SEED: %v", err)
-		}
-	}
-	s := DefaultScenario(seed)
+	s := DefaultScenario(seedOf(t, seed))
 	s.Binary, s.DataDir, s.Logf = mortard, filepath.Join(t.TempDir(), "data"), t.Logf
 	if testing.Short() {
 		s.Load, s.Freeze = 4*time.Second, 0 // a session alone takes longer

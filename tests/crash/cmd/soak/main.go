@@ -1,6 +1,7 @@
 // Command soak runs scenarios with ever new seeds until its time is over or a promise is found broken: a broker that is
-// killed again and again (package tests/crash) and a group whose members are, in turn (package tests/groups). On a failure
-// it prints the seed, with which SEED=<seed> and --only repeat the workload, and keeps the data directory.
+// killed again and again (package tests/crash), a group whose members are, and clients that do as they like (package
+// tests/groups), in turn. On a failure it prints the seed, with which SEED=<seed> and --only repeat the workload, and keeps
+// the data directory.
 package main
 
 import (
@@ -42,7 +43,7 @@ type soak struct {
 }
 
 // kinds are the scenarios, by the names that --only takes.
-var kinds = []string{"crash", "groups"}
+var kinds = []string{"crash", "groups", "hostile"}
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
@@ -108,7 +109,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 
 // scenario runs the one that a seed makes, on an empty data directory.
 func (k *soak) scenario(ctx context.Context, kind string, seed uint64, data string) error {
-	if kind == "groups" {
+	switch kind {
+	case "hostile":
+		s := groups.VariedHostile(seed)
+		s.Binary, s.DataDir, s.Logf = k.binary, data, k.logf
+		fmt.Fprintf(k.out, "hostile, seed %d: %d clients, killed every %v, %v\n", seed, s.Clients, s.KillEvery, s.Config)
+		return s.Run(ctx)
+	case "groups":
 		s := groups.Varied(seed)
 		s.Binary, s.DataDir, s.Logf = k.binary, data, k.logf
 		fmt.Fprintf(k.out, "groups, seed %d: %d members, %d partitions, %v\n", seed, s.Members, s.Partitions, s.Config)
