@@ -49,7 +49,7 @@ func (g *gate) take(r *Round) error {
 	case !ok:
 		return &CorruptionError{Round: r.Number, Cause: errNoPosition}
 	case p.Flags&CatchupRound != 0:
-		return g.catchup(r, p.Point)
+		return g.catchup(r, &p)
 	}
 	if err := g.place(&p); err != nil {
 		return &CorruptionError{Round: r.Number, Cause: fmt.Errorf("%v of the log: %w; committed is %d, the newest round %d",
@@ -59,13 +59,7 @@ func (g *gate) take(r *Round) error {
 	r.Retain()
 	g.pending = append(g.pending, r)
 	g.last = p.Point
-	g.commit = max(g.commit, p.Commit)
-	for len(g.pending) > 0 && g.pending[0].position.Point.Index <= g.commit {
-		if err := g.settle(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return g.settle(p.Commit)
 }
 
 // place checks that a round may stand where it says.
@@ -85,22 +79,34 @@ func (g *gate) place(p *LogPosition) error {
 	return nil
 }
 
-// settle gives the oldest pending round on.
-func (g *gate) settle() error {
-	r := g.pending[0]
-	g.handed = r.position.Point
-	g.pending = append(g.pending[:0], g.pending[1:]...)
-	err := g.give(r)
-	r.Release()
+// settle gives the pending rounds on that are committed.
+func (g *gate) settle(commit LogIndex) error {
+	g.commit = max(g.commit, commit)
+	n := 0
+	var err error
+	for err == nil && n < len(g.pending) && g.pending[n].position.Point.Index <= g.commit {
+		r := g.pending[n]
+		n++
+		g.handed = r.position.Point
+		err = g.give(r)
+		r.Release()
+	}
+	g.pending = append(g.pending[:0], g.pending[n:]...)
 	return err
 }
 
-// catchup gives a round of a catch-up on. The node had given up what was pending before it began.
-func (g *gate) catchup(r *Round, at LogPoint) error {
+// catchup gives a round of a catch-up on. The node had given up what was pending then and not known committed.
+func (g *gate) catchup(r *Round, p *LogPosition) error {
+	if p.Commit > g.last.Index {
+		return &CorruptionError{Round: r.Number, Cause: fmt.Errorf("the round of a catch-up: %w: committed is %d, the newest round %d",
+			errLogGap, p.Commit, g.last.Index)}
+	}
+	if err := g.settle(p.Commit); err != nil {
+		return err
+	}
 	g.drop(0)
-	if at.Index > g.handed.Index {
-		g.handed = at
-		g.commit = max(g.commit, at.Index)
+	if p.Point.Index > g.handed.Index {
+		g.handed, g.commit = p.Point, p.Point.Index
 	}
 	g.last = g.handed
 	return g.give(r)

@@ -60,7 +60,9 @@ type Recovery struct {
 	// Torn is nil where the journal ended cleanly, otherwise what was cut off: an append that never became durable.
 	Torn error
 	// Pending are, in a cluster, the rounds of the log that aren't known to be committed: oldest first, without gaps, up to
-	// Log.Last. Each has a reference that the caller owns. Their records were handed to nobody.
+	// Log.Last. Each has a reference that the caller owns. Their records were handed to nobody, but the snapshots may
+	// include them: what this node knew committed when it saved them need not be known to be now. What is at or below
+	// LastSequences, and what a window knows, is to be passed over when they are committed.
 	Pending []*Round
 	// Log is where the replicated log ends.
 	Log LogEnd

@@ -458,8 +458,10 @@ func (o *opener) unaccounted(st *stream, position uint64) error {
 		path = o.s.snapshotPath(SnapshotMetadata, o.s.snaps.metadata[len(o.s.snaps.metadata)-1])
 	case o.scan:
 		return nil
-	case o.begins[st.id] > 0 && st.saved.Next == 0:
-		return nil // files of before the partition began anew
+	case o.o.Replicated:
+		// What was committed when a file was made need not be known to be now, and a partition may have begun anew. That
+		// nothing is missing the positions in the replicated log show.
+		return nil
 	case st.staleActive && st.next == firstSequence:
 		path = filepath.Join(st.dir, ledgerActive)
 	default:

@@ -49,12 +49,11 @@ type RoundFlags uint8
 const (
 	// OpeningRound is the first one of an epoch in its log: with it what earlier epochs have left commits.
 	OpeningRound RoundFlags = 1 << iota
-	// CatchupRound holds records that the leader had committed before, and that this node fetched in bulk. It takes the
-	// place of whatever the node had pending. With index 0 it is not part of the log; the last round of a catch-up has the
-	// point up to which the catch-up brought everything, and the log goes on behind that.
+	// CatchupRound holds records that the leader had committed before, and that this node fetched in bulk. Its commit index
+	// is what this node knew committed of its own log; what it had pending behind that is given up. With index 0 the round is
+	// not part of the log. The last round of a catch-up has the point up to which the catch-up brought everything; the log
+	// goes on behind that. There is no epoch before either: Prev is 0.
 	CatchupRound
-
-	knownRoundFlags = OpeningRound | CatchupRound
 )
 
 // LogPosition is what a round's position record says.
@@ -62,7 +61,7 @@ type LogPosition struct {
 	Point LogPoint
 	// Prev is the epoch of the round before; 0 for the first one.
 	Prev Epoch
-	// Commit is how far the leader knew the log committed when it sealed the round.
+	// Commit is how far the leader knew the log committed when it sealed the round; see CatchupRound.
 	Commit LogIndex
 	Flags  RoundFlags
 }
@@ -78,17 +77,16 @@ var (
 
 // check tells whether a position is one that a node may write.
 func (p *LogPosition) check() error {
-	catchup := p.Flags&CatchupRound != 0
-	switch {
-	case p.Flags&^knownRoundFlags != 0, p.Flags == knownRoundFlags:
-		return errPositionValue
-	case p.Point.Index == 0 && (!catchup || p.Point.Epoch != 0 || p.Prev != 0):
-		return errPositionValue
-	case p.Point.Index > 0 && (p.Point.Epoch == 0 || p.Prev > p.Point.Epoch):
-		return errPositionValue
-	case p.Point.Index > 0 && (p.Prev == 0) != (p.Point.Index == 1):
-		return errPositionValue
-	case !catchup && p.Commit >= p.Point.Index, catchup && p.Point.Index > 0 && p.Commit != p.Point.Index:
+	ok := (p.Point.Index == 0) == (p.Point.Epoch == 0)
+	switch p.Flags {
+	case CatchupRound:
+		ok = ok && p.Prev == 0
+	case 0, OpeningRound:
+		ok = ok && p.Point.Index > 0 && p.Prev <= p.Point.Epoch && (p.Prev == 0) == (p.Point.Index == 1) && p.Commit < p.Point.Index
+	default:
+		ok = false
+	}
+	if !ok {
 		return errPositionValue
 	}
 	return nil

@@ -117,7 +117,11 @@ func (n *node) saveDedup() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.s.SaveSnapshot(SnapshotDedup, uint64(n.j.Flushed()), n.j.Epoch(), data)
+	position := n.j.Flushed()
+	if n.s.replicated {
+		position = n.s.added.Round // what is flushed need not be committed
+	}
+	n.s.SaveSnapshot(SnapshotDedup, uint64(position), n.j.Epoch(), data)
 }
 
 // remember notes the records of a round that is committed.

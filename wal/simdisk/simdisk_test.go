@@ -458,7 +458,7 @@ func TestDisk_SameSeedSameRun(t *testing.T) {
 		return log.String()
 	}
 	for seed := range uint64(5) {
-		if run(seed) != run(seed) {
+		if first, again := run(seed), run(seed); first != again {
 			t.Errorf("seed %d: two runs differ", seed)
 		}
 	}
