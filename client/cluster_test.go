@@ -356,3 +356,19 @@ func TestCluster_ANodeThatRefusesTheTokenIsPassedOver(t *testing.T) {
 		t.Errorf("the error has several lines: %v", err)
 	}
 }
+
+func TestCompleteAddr_AddsThePortWhereItIsMissing(t *testing.T) {
+	for addr, want := range map[string]string{
+		"localhost": "localhost:7188", "localhost:": "localhost:7188", "localhost:80": "localhost:80", "10.0.0.1": "10.0.0.1:7188",
+		"::1": "[::1]:7188", "[::1]": "[::1]:7188", "[::1]:80": "[::1]:80", "broker.example.com": "broker.example.com:7188",
+	} {
+		if got, err := client.CompleteAddr(addr, client.DefaultPort); err != nil || got != want {
+			t.Errorf("%s is %s, %v, want %s", addr, got, err, want)
+		}
+	}
+	for _, addr := range []string{"localhost:http", "localhost:0", "localhost:70000", "localhost:-1", "http://localhost", "tcp://localhost:7188", "a:b:c"} {
+		if got, err := client.CompleteAddr(addr, client.DefaultPort); err == nil || !strings.Contains(err.Error(), addr) {
+			t.Errorf("%s is %s, %v", addr, got, err)
+		}
+	}
+}

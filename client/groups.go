@@ -132,7 +132,7 @@ func (c *Client) declareGroup(ctx context.Context, what, topic, group string, m 
 	}
 	m.Topic, m.Group = []byte(topic), []byte(group)
 	m.Flags |= protocol.DeclareFlagGroup
-	return c.declare(ctx, what+" group "+group+" of topic", m)
+	return c.declare(ctx, fmt.Sprintf("%s group %q of topic", what, group), m)
 }
 
 func validateGroup(topic, group string) error {

@@ -110,7 +110,7 @@ func (l *link) fill() error {
 		return nil
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("read from %s: the broker sent nothing for %v", l.addr, l.silence)
+		return fmt.Errorf("read from %s: the broker sent nothing for %v: %w", l.addr, l.silence, os.ErrDeadlineExceeded)
 	}
 	if err == nil {
 		return nil

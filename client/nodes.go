@@ -60,13 +60,13 @@ func parseAddrs(list string) ([]string, error) {
 func CompleteAddr(addr, port string) (string, error) {
 	host, given, err := net.SplitHostPort(addr)
 	switch {
+	case strings.Contains(addr, "://"):
+		return "", fmt.Errorf("address %q: use host:port, without a scheme", addr)
 	case err == nil && validPort(given):
 		return addr, nil
 	case err == nil && given != "":
 		return "", fmt.Errorf("address %q: the port must be a number from 1 to 65535", addr)
 	case err == nil: // "host:"
-	case strings.Contains(addr, "://"):
-		return "", fmt.Errorf("address %q: use host:port, without a scheme", addr)
 	default:
 		host = strings.TrimSuffix(strings.TrimPrefix(addr, "["), "]")
 		if strings.Contains(host, ":") && net.ParseIP(host) == nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/mortarmq/mortarmq/client"
 	"github.com/mortarmq/mortarmq/protocol"
@@ -66,9 +68,21 @@ func (a *app) brokerError(err error) error {
 		return &failure{exitUsage, err}
 	case errors.Is(err, context.Canceled):
 		return errInterrupted
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return unreachablef("%w: no answer from %s within %v: is it the right address (--server)? --timeout waits longer", err, a.server, a.timeout)
 	default:
-		return unreachablef("%w: is a broker running there? --server or %s names another one, --timeout waits longer than %v", err, envServer, a.timeout)
+		return unreachablef("%w: is a broker running there? --server or %s names another one", err, envServer)
 	}
+}
+
+// errorText is what the user reads. An error of the library's own checks ends with the general text of its code, which says
+// less than what stands before it.
+func errorText(err error) string {
+	text := err.Error()
+	if code, ok := protocol.CodeOf(err); ok {
+		if special, general := strings.CutSuffix(text, ": "+code.Error()); general {
+			return fmt.Sprintf("%s (%s)", special, code.Name())
+		}
+	}
+	return text
 }

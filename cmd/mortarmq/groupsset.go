@@ -130,7 +130,8 @@ func (a *app) createGroup(ctx context.Context, topic, name string, opts client.G
 	row := groupResultRow{"existed"}
 	switch {
 	case errors.Is(err, protocol.CodeGroupExistsMismatch):
-		if exists, existsErr := a.groupExists(ctx, topic, name); existsErr == nil && exists {
+		// The broker refuses settings that no group can have with the same code.
+		if exists, existsErr := a.groupExists(ctx, topic, name); existsErr == nil && exists && !strings.Contains(err.Error(), "group settings: ") {
 			if err := printRow(a, groupResultRow{"mismatch"}); err != nil {
 				return err
 			}

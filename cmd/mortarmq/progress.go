@@ -48,6 +48,13 @@ func (a *app) progress(status func() string) (stop func()) {
 	}
 }
 
+// hint tells somebody at a terminal what goes on. Scripts need no such thing.
+func (a *app) hint(format string, args ...any) {
+	if f, ok := a.stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		a.note(format, args...)
+	}
+}
+
 // byteCount prints a number of bytes for people.
 func byteCount(n uint64) string {
 	const unit = 1024

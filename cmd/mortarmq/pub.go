@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/mortarmq/mortarmq/client"
 	"github.com/mortarmq/mortarmq/protocol"
@@ -145,6 +146,9 @@ func (a *app) pub(ctx context.Context, o *pubOptions) error {
 	p, err := a.openProducer(ctx, c, o, durability)
 	if err != nil {
 		return err
+	}
+	if in, ok := a.stdin.(*os.File); ok && len(o.values) == 0 && (o.file == "" || o.file == "-") && term.IsTerminal(int(in.Fd())) {
+		a.hint("publishing each line that you type; Ctrl-D ends it")
 	}
 	return a.publishAll(ctx, p, o, lines)
 }

@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	}
 	if f := (*failure)(nil); errors.As(err, &f) {
 		if !errors.Is(err, errReaderGone) {
-			fmt.Fprintf(stderr, "mortarmq: %v\n", err)
+			fmt.Fprintf(stderr, "mortarmq: %s\n", errorText(err))
 		}
 		return f.code
 	}
@@ -76,7 +76,7 @@ Exit codes: 0 done, 2 bad arguments, 3 the broker can't be reached, 4 the broker
 		Version:       version.Name(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Args:          knownCommand,
 		RunE:          needsCommand,
 	}
 	root.SetVersionTemplate(versionText())
@@ -113,9 +113,21 @@ func needsCommand(cmd *cobra.Command, _ []string) error {
 	return fmt.Errorf("say which: %s", strings.Join(names, ", "))
 }
 
+// knownCommand refuses what is no command below cmd, with those that may have been meant.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return fmt.Errorf("unknown command %q for %q (did you mean %s?)", args[0], cmd.CommandPath(), strings.Join(near, " or "))
+	}
+	return fmt.Errorf("unknown command %q for %q", args[0], cmd.CommandPath())
+}
+
 // group returns a command that only holds others.
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: needsCommand}
+	c := &cobra.Command{Use: use, Short: short, Args: knownCommand, RunE: needsCommand}
 	c.AddCommand(commands...)
 	return c
 }
@@ -136,6 +148,11 @@ func (a *app) requestContext(ctx context.Context) (context.Context, context.Canc
 func (a *app) dial(ctx context.Context) (*client.Client, error) {
 	if a.timeout <= 0 {
 		return nil, usagef("--timeout must be positive, it is %v", a.timeout)
+	}
+	for addr := range strings.SplitSeq(a.server, ",") {
+		if _, err := client.CompleteAddr(strings.TrimSpace(addr), client.DefaultPort); err != nil {
+			return nil, usagef("--server: %w", err)
+		}
 	}
 	token, err := a.readToken()
 	if err != nil {

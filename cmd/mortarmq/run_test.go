@@ -62,7 +62,10 @@ func TestRun_BadArgumentsExitWith2(t *testing.T) {
 		about string // what standard error must name
 	}{
 		{"", "topics"},
-		{"topcs", "topcs"},
+		{"topcs", "did you mean topics?"},
+		{"topics creat x", "did you mean create?"},
+		{"topics create x --server http://localhost", "without a scheme"},
+		{"topics create x --server localhost:port", "--server"},
 		{"topics", "create, delete, describe, list"},
 		{"topics bogus", "bogus"},
 		{"topics create", "arg"},

@@ -158,6 +158,9 @@ type subscription struct {
 
 // follow prints messages until there is a reason to stop; what it has printed is then acknowledged.
 func (s *subscription) follow(ctx context.Context) error {
+	if s.end == nil && s.o.count == 0 {
+		s.hint("reading topic %q as a member of group %q; Ctrl-C ends it", s.o.topic, s.o.group)
+	}
 	messages := s.consumer.Messages()
 	flush := time.NewTimer(subBatchDelay)
 	flush.Stop()
