@@ -15,7 +15,7 @@ FUZZTIME ?= 2s
 RACE_TIMEOUT := 10m
 ARGS ?=
 
-.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench tidy clean help
+.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
 
 all: build
 
@@ -77,11 +77,25 @@ sim-long: ## model tests of 10 000 steps a seed, and every simulated power cut: 
 	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(SEEDS),1000)
 	MORTARMQ_FULL_TESTS=1 go test -count=1 -timeout 0 ./wal
 
-bench: build ## throughput and latency against a real mortard: make bench [PROFILE=1] [ARGS='--quick']
-	go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard $(if $(PROFILE),--profile) $(ARGS)
+BENCH := go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard
+
+bench: build ## throughput and latency, beside the machine's limits and other brokers: make bench [PEERS=nats,redis] [PROFILE=1] [ARGS='--quick']
+	$(BENCH) $(if $(PEERS),--peers $(PEERS)) $(if $(PROFILE),--profile) $(ARGS)
+
+bench-mixed: build ## an hour with slow consumers, retries and failovers, as charts: make bench-mixed [DURATION=10m] [ARGS='--rate 10000']
+	$(BENCH) --workloads mixed --rounds 1 --mixed-duration $(or $(DURATION),1h) $(ARGS)
+
+bench-peers: ## install the brokers to compare with: make bench-peers [PEERS='nats redis'] (Debian packages take root)
+	bench/peers/install.sh $(PEERS)
+
+bench-peers-test: ## the drivers against the real servers that are installed
+	MORTARMQ_PEER_TESTS=1 go test -count=1 -timeout 15m -v -run Real ./bench/peers
+
+bench-compare: ## is this tree slower than a commit? make bench-compare [BASE=ref] [ARGS='--count 20']
+	go run ./bench/cmd/benchcompare --base $(or $(BASE),HEAD) $(ARGS)
 
 tidy:
 	go mod tidy
 
 clean: ## remove what was built
-	rm -rf $(BIN) $(TOOLS)
+	rm -rf $(BIN) $(TOOLS) bench/.cache

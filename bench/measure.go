@@ -35,12 +35,12 @@ var counted = []struct{ name, metric string }{
 	{"store SQEs", "mortarmq_store_ring_sqes_total"},
 	{"store flushes", "mortarmq_store_ring_flushes_total"},
 	{"store bytes written", "mortarmq_store_ring_written_bytes_total"},
-	{"allocations", allocationsMetric},
+	{allocationsName, "go_memstats_mallocs_total"},
 	{"bytes allocated", "go_memstats_alloc_bytes_total"},
 	{"garbage collections", "go_gc_duration_seconds_count"},
 }
 
-const allocationsMetric = "go_memstats_mallocs_total"
+const allocationsName = "allocations"
 
 // Names of the two counters that the kernel keeps (proc(5), status): threads that went to sleep, threads that were made to
 // give way.

@@ -73,6 +73,19 @@ func (s *Sample) setLimit(l *diskLimit) {
 	s.Latency = &lat
 }
 
+// Name is the case that was measured, without the system.
+func (s *Sample) Name() string {
+	g := group{workload: s.Workload, variant: s.Variant, size: s.Size}
+	return g.name()
+}
+
+// Allocations returns how many objects mortard allocated per message during the measurement; false where that was not
+// counted.
+func (s *Sample) Allocations() (perMessage float64, ok bool) {
+	perMessage, ok = s.PerMessage[allocationsName]
+	return perMessage, ok
+}
+
 // fileName is the beginning of the names of files about this sample.
 func (s *Sample) fileName() string {
 	parts := []string{s.Workload}
@@ -130,6 +143,7 @@ func (r *runner) rounds(ctx context.Context, cases []benchCase) (samples []Sampl
 			c := &cases[i]
 			s := Sample{Workload: c.workload, Variant: c.variant, System: c.system, Durable: c.durable, Size: c.size, Round: round}
 			fmt.Fprintf(r.log, "round %d/%d  case %2d/%d  %s ... ", round, r.cfg.Rounds, i+1, len(cases), c)
+			began := now()
 			err := r.runCase(ctx, c, &s)
 			if i+1 == len(cases) || cases[i+1].target != c.target {
 				err = errors.Join(err, r.leave(c.target))
@@ -142,7 +156,7 @@ func (r *runner) rounds(ctx context.Context, cases []benchCase) (samples []Sampl
 				fmt.Fprintln(r.log, "failed")
 				return samples, fmt.Errorf("%s, round %d: %w", c, round, err)
 			}
-			fmt.Fprintln(r.log, s.brief())
+			fmt.Fprintf(r.log, "%s  (took %.1f s)\n", s.brief(), float64(now()-began)/1e9)
 			samples = append(samples, s)
 		}
 		r.endKept()
