@@ -214,7 +214,19 @@ func (e *Engine) recover() error {
 	for _, s := range e.shards {
 		s.dedup.dropTopics(e.coord.TopicDeleted)
 	}
-	return e.coord.Recovered()
+	if err := e.coord.Recovered(); err != nil {
+		return err
+	}
+	for i, r := range recoveries {
+		if len(r.Unwritten) > 0 {
+			e.log.Warn("the disk is full: publishes are refused until there is space; everything can be read", "journal", i)
+		}
+		for _, round := range r.Unwritten {
+			e.coord.RestoreTail(i, round)
+		}
+		e.coord.Written(i, e.stores[i].store.Written())
+	}
+	return nil
 }
 
 // report tells the operator what the recovery of a journal found, and keeps what is not served.

@@ -25,6 +25,7 @@ type faults struct {
 	check func(op *ring.Op) error
 }
 
+// set replaces what goes wrong. check is called by several goroutines; it may block, which stops that goroutine.
 func (f *faults) set(check func(op *ring.Op) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -33,11 +34,12 @@ func (f *faults) set(check func(op *ring.Op) error) {
 
 func (f *faults) of(op *ring.Op) error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.check == nil {
+	check := f.check
+	f.mu.Unlock()
+	if check == nil {
 		return nil
 	}
-	return f.check(op)
+	return check(op)
 }
 
 // faultDevice is a ring that fails the operations that its faults name. Like a ring it belongs to one goroutine.
@@ -361,8 +363,8 @@ func TestEngine_FullDiskRefusesBeforeAcknowledgingAndResumes(t *testing.T) {
 	wantValue(t, &m, acked+1)
 }
 
-// TestEngine_SegmentsWithoutSpaceLoseNothing lets segment writes fail for want of space under load, until publishers are
-// held up, and checks that everything goes on when there is space.
+// TestEngine_SegmentsWithoutSpaceLoseNothing lets segment writes fail for want of space under load, until publishes are
+// refused, and checks that everything goes on when there is space.
 func TestEngine_SegmentsWithoutSpaceLoseNothing(t *testing.T) {
 	f := &faults{}
 	o := testOptions(t.TempDir())
@@ -377,15 +379,21 @@ func TestEngine_SegmentsWithoutSpaceLoseNothing(t *testing.T) {
 		}
 		return nil
 	})
-	go func() {
-		for refused.Load() < 6 {
+	acked, held := 0, 0
+	for acked < 40<<10 {
+		n, err := p.publishN(topic, acked, 40<<10-acked)
+		acked += n
+		switch {
+		case code(err) == protocol.CodeStorageHighWatermark:
+			held++
+			f.set(nil) // there is room again
 			time.Sleep(time.Millisecond)
+		case err != nil:
+			t.Fatalf("after %d: %v", acked, err)
 		}
-		f.set(nil)
-	}()
-	acked, err := p.publishN(topic, 0, 40<<10)
-	if err != nil {
-		t.Fatalf("after %d: %v", acked, err)
+	}
+	if held == 0 {
+		t.Error("no publish was refused")
 	}
 	mustClose(t, e)
 	o.OpenDevice = nil
@@ -483,15 +491,11 @@ func TestEngine_SpaceReserveHoldsBetweenLooks(t *testing.T) {
 	o.OpenDevice = f.open(t)
 	const room = 40 << 20
 	f.free.Store(spaceReserve + room)
-	looked := false
-	f.set(func(op *ring.Op) error { // the lock is held
-		if op.Kind != ring.StatFS {
-			return nil
-		}
-		if looked {
+	var looked atomic.Bool
+	f.set(func(op *ring.Op) error {
+		if op.Kind == ring.StatFS && looked.Swap(true) {
 			return unix.EIO
 		}
-		looked = true
 		return nil
 	})
 	e := mustOpen(t, o)

@@ -431,10 +431,10 @@ func (s *shard) encode() {
 		s.refuseAll(f)
 		return
 	}
-	if s.store.pending.Load() > maxStorePending {
+	full := s.spaceLow()
+	if !full && s.store.pending.Load() > maxStorePending {
 		return // segments fall behind: publishers wait, and are refused once the inbox is full
 	}
-	full := s.spaceLow()
 	for s.publishes.len() > 0 {
 		b := *s.publishes.front()
 		for ; s.next < len(b.requests); s.next++ {

@@ -81,6 +81,8 @@ func (e *Engine) Healthy() (ok bool, state string) {
 		return false, "metadata is quarantined: see metadata/quarantine in the data directory"
 	case len(e.quarantined) > 0:
 		return true, fmt.Sprintf("serving, except %d quarantined partitions", len(e.quarantined))
+	case slices.ContainsFunc(e.stores, func(l *storeLoop) bool { return l.free.Load() == 0 }):
+		return true, "serving, but publishes are refused: the disk is full"
 	}
 	return true, "serving"
 }

@@ -119,6 +119,8 @@ func (l *storeLoop) open(o wal.OpenOptions, h wal.Handler) opened {
 		return opened{err: err}
 	}
 	l.store = store
+	l.pending.Store(store.PendingBytes())
+	l.free.Store(store.FreeBytes())
 	l.hook()
 	return opened{journal: journal, recovery: recovery}
 }

@@ -22,6 +22,7 @@ type segment struct {
 	direct   int
 	noDirect bool
 	users    int
+	writes   int // at the disk, or waiting for space
 	waiters  []func(error)
 	// prev and next link the open files that nobody uses, in Store.idle.
 	prev, next *segment

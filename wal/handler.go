@@ -68,6 +68,9 @@ type Recovery struct {
 	Log LogEnd
 	// Suspect is nil or the reason that was given to OpenOptions.Suspect.
 	Suspect error
+	// Unwritten has, oldest first, the rounds with messages that could not be written to their segments because the disk is
+	// full: until OnWritten has reached them they can be read nowhere else. Each has a reference, which is the caller's.
+	Unwritten []*Round
 	// Rounds and Bytes count what was replayed from the journal.
 	Rounds int
 	Bytes  int64

@@ -77,7 +77,13 @@ func (rc *recoverer) openEpoch() error {
 		return err
 	}
 	for len(rc.files) < rc.opts.MinFiles {
-		if err := rc.makeFile(); err != nil {
+		err := rc.makeFile()
+		if len(rc.files) > 0 && noSpace(err) {
+			// The journal makes what it needs when there is space.
+			rc.opts.Logger.Warn("the disk is full: the journal starts with fewer files", "files", len(rc.files), "err", err)
+			break
+		}
+		if err != nil {
 			return err
 		}
 	}

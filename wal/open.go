@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -81,6 +82,8 @@ type opener struct {
 	deleted map[uint16]struct{}
 	scanned []scannedStream
 	logs    [Metadata + 1]*logState
+	// unwritten are the rounds whose messages may not be in files yet, each with a reference.
+	unwritten []*Round
 
 	// gate decides, in a cluster, which rounds are committed; given is the newest one that was.
 	gate  gate
@@ -442,8 +445,12 @@ func (o *opener) committed(r *Round) error {
 	o.rec.Rounds++
 	o.rec.Bytes += int64(r.Bytes())
 	r.Retain()
+	before := o.s.pending
 	if err := o.s.Add(r); err != nil {
 		return err
+	}
+	if o.s.pending > before {
+		o.keep(r)
 	}
 	if o.s.pending >= spillBytes {
 		return o.spill()
@@ -480,23 +487,6 @@ func (o *opener) handOver(r *Round) error {
 		}
 	}
 	return nil
-}
-
-// spill writes everything out that waits.
-func (o *opener) spill() error {
-	s := o.s
-	for s.Step(0); s.pending > 0 || s.pass.active; s.Step(0) {
-		if s.err != nil {
-			return s.err
-		}
-		if len(s.space.list) > 0 {
-			return errors.New("recovery needs disk space to write what is only in the journal to its segments: make room and start again")
-		}
-		if err := o.disk.WaitOne(); err != nil {
-			return err
-		}
-	}
-	return s.err
 }
 
 // settle ends the recovery once the journal is known to be good.
@@ -544,6 +534,10 @@ func (o *opener) settle(found *journalRecovery) error {
 			o.rec.LastTimes[st.id] = max(o.rec.LastTimes[st.id], st.lastMs)
 		}
 	}
+	if err := o.lookUpSpace(); err != nil {
+		return err
+	}
+	o.rec.Unwritten, o.unwritten = o.unwritten, nil
 	o.announce()
 	o.rec.Torn, o.rec.Suspect = found.Torn, found.Suspect
 	if o.o.Replicated {
@@ -574,8 +568,12 @@ func (o *opener) cutScanned() error {
 				done = true
 			})
 		})
-		if err := o.io.waitFor(func() bool { return done || s.err != nil }); err != nil {
+		if err := o.io.waitFor(func() bool { return done || s.inflight == 0 }); err != nil {
 			return err
+		}
+		if !done {
+			// Later would be too late: the file goes on from here.
+			return cmp.Or(s.err, fmt.Errorf("cutting %s: no space; make room and start again", st.path(st.active)))
 		}
 	}
 	return s.err
@@ -634,6 +632,9 @@ func (o *opener) abandon() {
 	s.closeAll()
 	for _, st := range s.order {
 		s.discard(st)
+	}
+	for _, r := range o.unwritten {
+		r.Release()
 	}
 	if wait() {
 		s.freeBuffers()

@@ -15,6 +15,9 @@ const (
 	// has run short for calmAfter.
 	warnAfter = time.Minute
 	calmAfter = 5 * time.Second
+	// roomAfter is how long nothing must have failed for want of space for there to be some: everything is tried again
+	// meanwhile.
+	roomAfter = 2 * retryEvery
 	// earlyFlushes bounds the files that are flushed at once to get their descriptors back.
 	earlyFlushes = 64
 )
@@ -37,6 +40,7 @@ type shortage struct {
 	retryAt    time.Duration
 
 	active      bool
+	full        bool          // it is the disk's space, and nothing says that there is some again
 	since, last time.Duration // when it began, when something last ran short
 	warnAt      time.Duration
 }
@@ -50,6 +54,7 @@ func (w *shortage) wait(s *Store, op string, err error, retry func()) {
 		w.warnAt = s.now + (s.now - w.since)
 		s.log.Warn(w.what, "op", op, "err", err, "since", s.now-w.since)
 	}
+	w.full = w.full || noSpace(err)
 	w.last = s.now
 	if len(w.list) == 0 {
 		w.retryAt = s.now + retryEvery
@@ -61,6 +66,9 @@ func (w *shortage) wait(s *Store, op string, err error, retry func()) {
 func (w *shortage) step(s *Store) {
 	if len(w.list) > 0 && s.now >= w.retryAt {
 		w.run()
+	}
+	if w.full && len(w.list) == 0 && s.now >= w.last+roomAfter {
+		w.full = false
 	}
 	if w.active && len(w.list) == 0 && s.now >= w.last+calmAfter {
 		w.active = false
@@ -82,6 +90,8 @@ func (w *shortage) next() time.Duration {
 	switch {
 	case len(w.list) > 0:
 		return w.retryAt
+	case w.full:
+		return w.last + roomAfter
 	case w.active:
 		return w.last + calmAfter
 	default:

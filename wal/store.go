@@ -187,6 +187,8 @@ type Store struct {
 	// replicated: the journal is one of a cluster.
 	replicated bool
 
+	// all are the write buffers; buffers of them are free, buffer is being filled.
+	all     []*writeBuffer
 	buffers []*writeBuffer
 	buffer  *writeBuffer
 	// space and files have what waits for disk space and for descriptors; closes and flushes count the files that are being
@@ -245,8 +247,9 @@ func newStore(o StoreOptions, disk Disk) (*Store, error) {
 			return nil, fmt.Errorf("store: the buffer pool has no room for %d write buffers of %d bytes: %w",
 				writeBuffers, writeBufferBytes, ErrNoMemory)
 		}
-		s.buffers = append(s.buffers, &writeBuffer{slab: slab})
+		s.all = append(s.all, &writeBuffer{slab: slab})
 	}
+	s.buffers = append(s.buffers, s.all...)
 	if err := s.publish.init(s); err != nil {
 		s.freeBuffers()
 		return nil, err
@@ -256,14 +259,10 @@ func newStore(o StoreOptions, disk Disk) (*Store, error) {
 
 // freeBuffers gives the store's memory back. Nothing may be in flight.
 func (s *Store) freeBuffers() {
-	for _, w := range s.buffers {
+	for _, w := range s.all {
 		w.slab.Release()
 	}
-	s.buffers = nil
-	if s.buffer != nil {
-		s.buffer.slab.Release()
-		s.buffer = nil
-	}
+	s.all, s.buffers, s.buffer = nil, nil, nil
 	s.publish.free()
 	s.table.free()
 }
@@ -301,8 +300,14 @@ func (s *Store) spend(n int) {
 }
 
 // FreeBytes returns the space in bytes left on the file system, as of about a second ago less what was written to segments
-// since; -1 before it is known.
-func (s *Store) FreeBytes() int64 { return s.free }
+// since: 0 while something waits for space, whatever the file system says (a quota may be what it has run into); -1 before
+// it is known.
+func (s *Store) FreeBytes() int64 {
+	if s.space.full {
+		return 0
+	}
+	return s.free
+}
 
 // Sweeping tells whether a sweep is under way.
 func (s *Store) Sweeping() bool { return s.sweep.phase != sweepIdle }
@@ -338,7 +343,7 @@ func (s *Store) fail(op, path string, err error) {
 func (s *Store) Step(now time.Duration) (next time.Duration) {
 	s.now = now
 	s.files.step(s)
-	if s.err == nil {
+	if s.err == nil && !s.closing.givenUp {
 		s.space.step(s)
 		s.stepSpace()
 		s.stepSweepClock()
@@ -396,13 +401,15 @@ func (s *Store) stepSpace() {
 		return
 	}
 	s.freeBusy = true
-	s.do(ring.Op{Kind: ring.StatFS, Path: s.o.Dir}, func(op *ring.Op) {
-		s.freeBusy = false
-		s.freeAt, s.spent = s.now+statEvery, 0
-		if op.Err == nil {
-			s.free = op.Size
-		}
-	})
+	s.do(ring.Op{Kind: ring.StatFS, Path: s.o.Dir}, s.spaceFound)
+}
+
+func (s *Store) spaceFound(op *ring.Op) {
+	s.freeBusy = false
+	s.freeAt, s.spent = s.now+statEvery, 0
+	if op.Err == nil {
+		s.free = op.Size
+	}
 }
 
 // task is one operation with what follows it.

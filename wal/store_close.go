@@ -8,10 +8,13 @@ type closeState struct {
 	// published says that everything is in files and durable, and checkpoints and indexes are being written beside them.
 	published bool
 	closed    bool
+	// retried: what waits for space was tried once more since the shutdown began. givenUp: it still found none, and is left
+	// to the journal and the next start.
+	retried, givenUp bool
 }
 
 // StartClose begins a clean shutdown: what is committed is written out, swept and checkpointed, so that the next start
-// has nothing to replay. Nothing may be added any more. The last dedup snapshot was handed over before. The owner goes on
+// has nothing to replay. Where the disk is full that is left to the next start, which finds it in the journal. Nothing may be added any more. The last dedup snapshot was handed over before. The owner goes on
 // calling Step until Closed.
 func (s *Store) StartClose() {
 	c := &s.closing
@@ -32,7 +35,7 @@ func (s *Store) stepClose() {
 	if !c.started || c.closed || s.inflight > 0 || s.reads.active > 0 || s.reads.head != nil {
 		return
 	}
-	if s.err == nil {
+	if s.err == nil && !s.endWithoutSpace() {
 		if s.sweepWanted || s.pass.active || s.sweep.phase != sweepIdle || s.publish.busy() || len(s.space.list) > 0 || len(s.files.list) > 0 {
 			return
 		}
@@ -60,6 +63,22 @@ func (s *Store) stepClose() {
 	s.freeBuffers()
 }
 
+// endWithoutSpace ends the shutdown early where the disk is full: it would wait for somebody to make room. Nothing is at the disk.
+func (s *Store) endWithoutSpace() bool {
+	c := &s.closing
+	switch {
+	case c.givenUp || !s.space.full || len(s.space.list) == 0:
+	case !c.retried:
+		c.retried = true
+		s.space.run()
+	default:
+		c.givenUp = true
+		s.space.list, s.files.list = nil, nil
+		s.log.Warn("the disk is full: the journal keeps what could not be written to its segments, for the next start")
+	}
+	return c.givenUp
+}
+
 // publishAll writes the checkpoints of all partitions, and the indexes of their newest segments, as they are at the end.
 func (s *Store) publishAll() {
 	for _, st := range s.order {
@@ -77,11 +96,22 @@ func (s *Store) publishAll() {
 	}
 }
 
-// closeAll closes every file.
+// closeAll closes every file. Nothing is at the disk; who still uses a file waits for what will not come any more.
 func (s *Store) closeAll() {
-	for _, st := range s.order {
-		s.letGo(st) // of a pass that has failed
-		s.closeStream(st)
+	closeAll := func(streams []*stream) {
+		for _, st := range streams {
+			for _, seg := range st.segs {
+				if seg.fd >= 0 {
+					seg.users = 0
+				}
+			}
+			st.held = nil
+			s.closeStream(st)
+		}
+	}
+	closeAll(s.order)
+	for _, d := range s.drops {
+		closeAll(d.streams)
 	}
 	s.closeIdle()
 	if s.table.fd >= 0 {

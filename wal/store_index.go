@@ -62,11 +62,22 @@ func (s *Store) loadIndex(seg *segment, then func(*segIndex, error)) {
 		return
 	}
 	l := &indexLoad{s: s, seg: seg, active: seg == st.active}
-	if seg == st.readSeg && seg != st.active && (st.inPass || st.inflight > 0) {
-		// It was filled just now, and writes to it may still be on their way.
+	if seg.writes > 0 && seg != st.active {
+		// It was filled just now, and writes to it are still on their way.
 		st.settling = append(st.settling, l)
 		return
 	}
+	l.open()
+}
+
+// openLoads goes on with the loads that waited for the writes to a segment.
+func (st *stream) openLoads(seg *segment) {
+	i := slices.IndexFunc(st.settling, func(l *indexLoad) bool { return l.seg == seg })
+	if i < 0 {
+		return
+	}
+	l := st.settling[i]
+	st.settling = slices.Delete(st.settling, i, i+1)
 	l.open()
 }
 

@@ -193,11 +193,6 @@ func (s *Store) settle(st *stream) {
 	if st.active != nil {
 		st.readNext, st.readOff, st.readSeg = st.wnext, st.off, st.active
 	}
-	loads := st.settling
-	st.settling = nil
-	for _, l := range loads {
-		l.open()
-	}
 }
 
 // gather copies what waits for a stream into the write buffer and submits it as one write. It returns false where no
@@ -342,6 +337,7 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf [
 		s.unsealed = append(s.unsealed, st)
 	}
 	w.refs++
+	seg.writes++
 	st.inflight++
 	s.pass.writes++
 	s.inflight++
@@ -388,8 +384,12 @@ func (p *piece) done(op *ring.Op) {
 	}
 	st := seg.st
 	st.inflight--
+	seg.writes--
 	s.release(seg)
 	s.settle(st)
+	if seg.writes == 0 && s.err == nil {
+		st.openLoads(seg)
+	}
 	s.resumeWaiting()
 	s.pumpPass()
 }

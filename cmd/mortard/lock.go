@@ -40,7 +40,11 @@ func lockDir(dir string) (*dirLock, error) {
 		}
 		return nil, fmt.Errorf("data_dir: %s is in use by %s: stop that broker, or use another directory", dir, holder)
 	}
-	if err := errors.Join(f.Truncate(0), writePID(f)); err != nil {
+	err = errors.Join(f.Truncate(0), writePID(f))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = nil // a full disk: the lock counts, the pid is for the error above
+	}
+	if err != nil {
 		_ = f.Close()
 		return nil, fmt.Errorf("data_dir: writing %s: %w", path, err)
 	}

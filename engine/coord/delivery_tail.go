@@ -40,6 +40,32 @@ type partition struct {
 
 // addTail takes in the messages of a committed round and wakes who waits for them.
 func (d *delivery) addTail(journal int, r *wal.Round) {
+	d.keepRound(journal, r, func(p *partition, e *wal.Entry) {
+		p.produced += uint64(e.Count)
+		p.producedBytes += uint64(e.Len) - uint64(e.Count)*wal.RecordHeaderLen
+		if p.letters && len(d.office.written) > 0 {
+			var rec wal.Record
+			for data := r.Data(e); len(data) > 0; {
+				data = data[wal.PeekRecord(data, &rec):]
+				d.letterCommitted(p, &rec)
+			}
+		}
+		for _, rd := range p.readers {
+			if rd.cur.Committed(sequence(p.last)) {
+				d.wake(rd)
+			}
+		}
+	})
+	d.trimTail()
+}
+
+// restoreTail takes in the messages of a round that was committed before this start and isn't written out.
+func (d *delivery) restoreTail(journal int, r *wal.Round) {
+	d.keepRound(journal, r, func(*partition, *wal.Entry) {})
+}
+
+// keepRound makes the messages of a round the newest that are in memory, and calls added behind each of its entries.
+func (d *delivery) keepRound(journal int, r *wal.Round, added func(*partition, *wal.Entry)) {
 	kept := false
 	for i := range r.Entries {
 		e := &r.Entries[i]
@@ -61,22 +87,8 @@ func (d *delivery) addTail(journal int, r *wal.Round) {
 			p.first = e.First
 		}
 		p.last = e.Last()
-		p.produced += uint64(e.Count)
-		p.producedBytes += uint64(e.Len) - uint64(e.Count)*wal.RecordHeaderLen
-		if p.letters && len(d.office.written) > 0 {
-			var rec wal.Record
-			for data := r.Data(e); len(data) > 0; {
-				data = data[wal.PeekRecord(data, &rec):]
-				d.letterCommitted(p, &rec)
-			}
-		}
-		for _, rd := range p.readers {
-			if rd.cur.Committed(sequence(p.last)) {
-				d.wake(rd)
-			}
-		}
+		added(p, e)
 	}
-	d.trimTail()
 }
 
 // follow implements deliverer.

@@ -270,6 +270,15 @@ func (c *Coordinator) TopicDeleted(id uint16) bool {
 // Epoch sets the leader epoch that this start has opened.
 func (c *Coordinator) Epoch(e wal.Epoch) { c.epoch = e }
 
+// RestoreTail takes over a reference to a round that recovery found committed but could not write to its segments, since
+// the disk is full: consumers get its messages from memory. Behind Recovered and before Run, in the order of the journal.
+func (c *Coordinator) RestoreTail(journal int, r *wal.Round) {
+	if d, ok := c.delivery.(*delivery); ok {
+		d.restoreTail(journal, r)
+	}
+	r.Release()
+}
+
 // Recovered ends recovery, after the last replay: all connections are gone, what was in flight returns without using an
 // attempt.
 func (c *Coordinator) Recovered() error {
