@@ -79,7 +79,8 @@ func (a *app) brokerError(err error) error {
 // less than what stands before it.
 func errorText(err error) string {
 	text := err.Error()
-	if code, ok := protocol.CodeOf(err); ok {
+	var refusal *client.Error // the broker's own words
+	if code, ok := protocol.CodeOf(err); ok && !errors.As(err, &refusal) {
 		if special, general := strings.CutSuffix(text, ": "+code.Error()); general {
 			return fmt.Sprintf("%s (%s)", special, code.Name())
 		}
