@@ -189,8 +189,8 @@ func runAll(pubs []publisher, rule stopRule) error {
 }
 
 // rule returns when a pipelined run ends: mortard publishes a multiple of its journal's capacity, so that segments are
-// written at the rate that is measured. Peers, which have no such buffer, publish as much or for Duration. Where profiles
-// are taken the load lasts as long as they do.
+// written at the rate that is measured, and for Duration at least. Peers, which have no such buffer, publish as much or for
+// Duration. Where profiles are taken the load lasts as long as they do.
 func (r *runner) rule(srv server, sh shape, size int) stopRule {
 	count := r.cfg.messagesFor(size)/uint64(sh.producers) + 1
 	switch {
@@ -203,7 +203,7 @@ func (r *runner) rule(srv server, sh shape, size int) stopRule {
 	case r.cfg.Profile:
 		return stopRule{count: count, limit: r.cfg.profileTime(), both: true}
 	default:
-		return stopRule{count: count}
+		return stopRule{count: count, limit: r.cfg.Duration, both: true}
 	}
 }
 

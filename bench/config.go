@@ -95,8 +95,8 @@ func DefaultConfig() Config {
 func (c *Config) Compare() {
 	c.Workloads = []string{"raw", "publish", "publish-sync", "producers", "end-to-end", "end-to-end-max", "cluster"}
 	c.OtherSizes = []int{1 << 10}
-	c.Duration = 2 * time.Second
-	c.Warmup = 300 * time.Millisecond
+	c.Duration = 1500 * time.Millisecond
+	c.Warmup = 200 * time.Millisecond
 	c.JournalFileBytes = 32 << 20
 	c.JournalMaxFiles = 4
 	c.CatchupMessages = 250_000

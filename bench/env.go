@@ -25,6 +25,7 @@ type Environment struct {
 	MemoryMiB  int
 	FileSystem string
 	Command    string
+	Peers      []string `json:",omitempty"` // name: version, setting
 }
 
 // ReadEnvironment describes this machine, the working tree and the broker. What can't be found out is left empty.
@@ -39,6 +40,9 @@ func ReadEnvironment(cfg *Config) *Environment {
 		FileSystem: fileSystem(cfg.Dir),
 		Command:    strings.Join(os.Args, " "),
 	}
+	for _, p := range cfg.Peers {
+		e.Peers = append(e.Peers, fmt.Sprintf("%s: %s; %s", p.Name, p.Version(&PeerOptions{Cache: cfg.Cache}), p.About))
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		e.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -52,8 +56,9 @@ func ReadEnvironment(cfg *Config) *Environment {
 
 // String is the heading of a report.
 func (e *Environment) String() string {
-	return fmt.Sprintf("%s  commit %s  %s\n%s, %d CPUs (%s), %d MiB, Linux %s, %s\n%s",
+	text := fmt.Sprintf("%s  commit %s  %s\n%s, %d CPUs (%s), %d MiB, Linux %s, %s\n%s",
 		e.Time.Format(time.RFC3339), e.Commit, e.Mortard, e.Go, e.CPUs, e.CPU, e.MemoryMiB, e.Kernel, e.FileSystem, e.Command)
+	return strings.Join(append([]string{text}, e.Peers...), "\n")
 }
 
 func output(name string, args ...string) string {

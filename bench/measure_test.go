@@ -88,8 +88,8 @@ func TestParseTraces_FoldsStacks(t *testing.T) {
 	}
 }
 
-func TestParseValue_KnowsUnitsOfTime(t *testing.T) {
-	for text, want := range map[string]float64{"12": 12, "3ns": 3, "2us": 2e3, "1.5ms": 1.5e6, "2s": 2e9, "1.50mins": 90e9, "1hrs": 3600e9} {
+func TestParseValue_KnowsUnits(t *testing.T) {
+	for text, want := range map[string]float64{"12": 12, "3ns": 3, "2us": 2e3, "1.5ms": 1.5e6, "2s": 2e9, "1.50mins": 90e9, "1hrs": 3600e9, "512B": 512, "1.50kB": 1536, "2MB": 2 << 20} {
 		if got, err := parseValue(text); err != nil || got != want {
 			t.Errorf("%s is %v, %v, want %v", text, got, err, want)
 		}

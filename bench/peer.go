@@ -19,6 +19,8 @@ type Peer struct {
 	// SlowStart says that a start takes seconds. Such a server is started once per round; while others are measured it is
 	// stopped by SIGSTOP.
 	SlowStart bool
+	// Version tells which version is installed, "" if that can't be found out.
+	Version func(o *PeerOptions) string
 	// Missing names what has to be installed first; nil where the peer can be started.
 	Missing func(o *PeerOptions) error
 	// Start starts the servers on loopback, empty.

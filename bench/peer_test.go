@@ -19,7 +19,7 @@ func fakePeer(slow bool) *Peer {
 	if slow {
 		name = "fake-slow"
 	}
-	return &Peer{Name: name, Nodes: 1, Durable: true, About: "in this process", SlowStart: slow, Missing: func(*PeerOptions) error { return nil },
+	return &Peer{Name: name, Nodes: 1, Durable: true, About: "in this process", SlowStart: slow, Missing: func(*PeerOptions) error { return nil }, Version: func(*PeerOptions) string { return "1" },
 		Start: func(context.Context, *PeerOptions) (PeerServer, error) {
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {

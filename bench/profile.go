@@ -145,7 +145,7 @@ func summarise(binary, out string, list []profiles) error {
 		if len(p.missed) > 0 {
 			fmt.Fprintf(w, "\nToo short for: %s. Use a longer --duration or --journal-multiple.\n", strings.Join(p.missed, ", "))
 		}
-		for _, kind := range []string{"cpu", "allocs", "block", "mutex"} {
+		for _, kind := range []string{"cpu", "allocs", "heap", "block", "mutex"} {
 			if !slices.Contains(p.kinds, kind) {
 				continue
 			}
@@ -157,8 +157,11 @@ func summarise(binary, out string, list []profiles) error {
 
 func (p *profiles) summary(w io.Writer, binary, kind string) error {
 	args := []string{"-traces"}
-	if kind == "allocs" {
+	switch kind {
+	case "allocs":
 		args = append(args, "-sample_index=alloc_objects")
+	case "heap":
+		args = append(args, "-sample_index=inuse_space")
 	}
 	text, err := pprof(append(args, binary, p.path(kind))...)
 	if err != nil {
@@ -193,7 +196,7 @@ func pprof(args ...string) ([]byte, error) {
 // stack is one call stack with its value; the outermost frame comes first.
 type stack struct {
 	frames []string
-	value  float64 // nanoseconds, or objects
+	value  float64 // nanoseconds, objects or bytes
 }
 
 // parseTraces reads what `pprof -traces` prints: blocks divided by dashed lines, each a value and the innermost frame, then
@@ -242,18 +245,19 @@ func frameName(f []string) string {
 	return strings.TrimSuffix(strings.Join(f, " "), " (inline)")
 }
 
-// parseValue reads pprof's values: nanoseconds where there is a unit of time, else the bare number.
+// parseValue reads pprof's values: nanoseconds where there is a unit of time, bytes where there is one of memory, else the
+// bare number.
 func parseValue(s string) (float64, error) {
 	if v, err := strconv.ParseFloat(s, 64); err == nil {
 		return v, nil
 	}
 	for _, u := range []struct {
-		unit string
-		ns   float64
-	}{{"mins", 60e9}, {"hrs", 3600e9}, {"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}} {
+		unit   string
+		factor float64
+	}{{"kB", 1 << 10}, {"MB", 1 << 20}, {"GB", 1 << 30}, {"B", 1}, {"mins", 60e9}, {"hrs", 3600e9}, {"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}} {
 		if text, ok := strings.CutSuffix(s, u.unit); ok {
 			v, err := strconv.ParseFloat(text, 64)
-			return v * u.ns, err
+			return v * u.factor, err
 		}
 	}
 	return 0, fmt.Errorf("%q is no value", s)
@@ -275,7 +279,10 @@ func writeTop(w io.Writer, kind string, stacks []stack) {
 		}
 	}
 	unit := time.Duration(total).Round(time.Millisecond).String()
-	if kind == "allocs" {
+	switch kind {
+	case "heap":
+		unit = fmt.Sprintf("%.1f MiB in use", total/(1<<20))
+	case "allocs":
 		unit = fmt.Sprintf("%.0f objects since the start", total)
 	}
 	fmt.Fprintf(w, "\n### %s: %s\n", kind, unit)

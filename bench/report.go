@@ -173,8 +173,9 @@ var parts = []struct {
 	name string
 	of   func(*Sample) *Quantiles
 }{
-	{"publish", func(s *Sample) *Quantiles { return s.PublishLatency }},
-	{"deliver", func(s *Sample) *Quantiles { return s.DeliverLatency }},
+	{"published", func(s *Sample) *Quantiles { return s.PublishLatency }},
+	{"arrived", func(s *Sample) *Quantiles { return s.DeliverLatency }},
+	{"ACK answered", func(s *Sample) *Quantiles { return s.Latency }},
 }
 
 // sheet is one table of a report.
@@ -187,7 +188,7 @@ type sheet struct {
 // sheets are all tables of a report: medians over the rounds with the range in parentheses.
 func sheets(samples []Sample) []sheet {
 	list := groups(samples)
-	all := []sheet{mainSheet(list), detailSheet(list), perMessageSheet(list), peerSheet(list), limitSheet(list), goalSheet(list)}
+	all := []sheet{mainSheet(list), partSheet(list), detailSheet(list), perMessageSheet(list), peerSheet(list), limitSheet(list), goalSheet(list)}
 	return slices.DeleteFunc(all, func(s sheet) bool { return len(s.rows) == 0 })
 }
 
@@ -213,17 +214,26 @@ func detailSheet(list []*group) sheet {
 		for _, k := range sortedKeys(g.samples[0].Values) {
 			s.rows = append(s.rows, []string{g.name(), g.system, k, g.spread(func(s *Sample) float64 { return s.Values[k] }).String()})
 		}
-		for _, part := range parts {
-			if part.of(g.samples[0]) == nil {
-				continue
-			}
-			for _, q := range []struct {
-				name string
-				of   func(*Quantiles) float64
-			}{{"p50", func(q *Quantiles) float64 { return q.P50 }}, {"p99", func(q *Quantiles) float64 { return q.P99 }}} {
-				s.rows = append(s.rows, []string{g.name(), g.system, part.name + " " + q.name + " us", g.spread(orZero(part.of, q.of)).String()})
-			}
+	}
+	return s
+}
+
+// partSheet has the latencies of which an end-to-end latency is made.
+func partSheet(list []*group) sheet {
+	s := sheet{title: "End to end, us from when a message was due", columns: []string{"case", "system"}}
+	for _, part := range parts {
+		s.columns = append(s.columns, part.name+" p50", part.name+" p99")
+	}
+	for _, g := range list {
+		if g.samples[0].DeliverLatency == nil {
+			continue
 		}
+		row := []string{g.name(), g.system}
+		for _, part := range parts {
+			row = append(row, g.spread(orZero(part.of, func(q *Quantiles) float64 { return q.P50 })).String(),
+				g.spread(orZero(part.of, func(q *Quantiles) float64 { return q.P99 })).String())
+		}
+		s.rows = append(s.rows, row)
 	}
 	return s
 }

@@ -47,6 +47,7 @@ func TestWriteTable_GivesMediansRangesAndComparisons(t *testing.T) {
 		"publish 100B mortard 0.0012 0.25", // per message
 		"publish 100B redis-always 2.00x 0.25x 0.40x 0.25x -",
 		"end-to-end 1KiB, 1 member nats-always - 0.50x 0.50x", // until arrival: nats does not answer acknowledgements
+		"end-to-end 1KiB, 1 member mortard 200 400 300 600 500 900",
 		"publish-sync 1KiB: p50 / (disk p50 + echo p50) 1.02",
 		"publish 100B / redis-always 2.00 >= 2.5 missed",
 		"one outstanding 1KiB: p50 / (disk + echo) 1.02 <= 1.2 met",

@@ -38,7 +38,7 @@ func natsPeers() []*bench.Peer {
 			list = append(list, &bench.Peer{
 				Name: name, Nodes: nodes, Durable: sync == "always",
 				About:   fmt.Sprintf("NATS JetStream, file store, %d replica(s), sync_interval %s", nodes, sync),
-				Missing: needs("nats-server"),
+				Missing: needs("nats-server"), Version: version("nats-server", "--version"),
 				Start: func(ctx context.Context, o *bench.PeerOptions) (bench.PeerServer, error) {
 					return startNATS(ctx, o, nodes, sync)
 				},

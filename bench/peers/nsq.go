@@ -29,7 +29,7 @@ const (
 
 func nsqPeers() []*bench.Peer {
 	peer := func(name, about string, args ...string) *bench.Peer {
-		return &bench.Peer{Name: name, Nodes: 1, About: about, Missing: needs("nsqd"),
+		return &bench.Peer{Name: name, Nodes: 1, About: about, Missing: needs("nsqd"), Version: version("nsqd", "--version"),
 			Start: func(ctx context.Context, o *bench.PeerOptions) (bench.PeerServer, error) {
 				return startNSQ(ctx, o, args)
 			}}

@@ -195,6 +195,22 @@ func needs(name string) func(*bench.PeerOptions) error {
 	}
 }
 
+// version returns the Version function of a peer whose program tells it on its first line.
+func version(name, flag string) func(*bench.PeerOptions) string {
+	return func(o *bench.PeerOptions) string {
+		path, err := program(o, name)
+		if err != nil {
+			return ""
+		}
+		out, err := exec.Command(path, flag).Output()
+		if err != nil {
+			return ""
+		}
+		line, _, _ := strings.Cut(string(out), "\n")
+		return line
+	}
+}
+
 // exchange writes a request and hands what comes back to parse until that has consumed an answer: it returns how many bytes
 // the answer had, 0 if it is incomplete. Bytes behind the answer are an error: nothing else is due.
 func exchange(c net.Conn, request []byte, parse func(b []byte) (n int, err error)) error {

@@ -30,7 +30,7 @@ func rabbitPeers() []*bench.Peer {
 		}
 		list = append(list, &bench.Peer{Name: name, Nodes: nodes, Durable: true, SlowStart: true,
 			About:   fmt.Sprintf("RabbitMQ quorum queues, %d node(s), publisher confirms, persistent messages", nodes),
-			Missing: rabbitMissing,
+			Missing: rabbitMissing, Version: rabbitVersion,
 			Start: func(ctx context.Context, o *bench.PeerOptions) (bench.PeerServer, error) {
 				return startRabbit(ctx, o, nodes)
 			}})
@@ -46,6 +46,15 @@ func rabbitMissing(*bench.PeerOptions) error {
 		return errors.New("epmd (Erlang) is not installed: run bench/peers/install.sh")
 	}
 	return nil
+}
+
+// rabbitVersion reads the version off the directory that the package installs; asking the program takes seconds.
+func rabbitVersion(*bench.PeerOptions) string {
+	dirs, err := filepath.Glob("/usr/lib/rabbitmq/lib/rabbitmq_server-*")
+	if err != nil || len(dirs) == 0 {
+		return ""
+	}
+	return "RabbitMQ " + dirs[0][strings.LastIndexByte(dirs[0], '-')+1:]
 }
 
 type rabbitServer struct {

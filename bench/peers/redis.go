@@ -24,7 +24,7 @@ func redisPeers() []*bench.Peer {
 		list = append(list, &bench.Peer{
 			Name: "redis-" + fsync, Nodes: 1, Durable: fsync == "always",
 			About:   "Redis Streams, appendonly yes, appendfsync " + fsync + ", no rewrites during a run",
-			Missing: needs("redis-server"),
+			Missing: needs("redis-server"), Version: version("redis-server", "--version"),
 			Start: func(ctx context.Context, o *bench.PeerOptions) (bench.PeerServer, error) {
 				return startRedis(ctx, o, fsync)
 			},

@@ -200,7 +200,7 @@ func TestNATS_ConfigurationNamesEveryRoute(t *testing.T) {
 func TestAll_NamesAreUniqueAndSayWhatIsMeasured(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range All() {
-		if seen[p.Name] || p.Name == "" || p.About == "" || p.Start == nil || p.Missing == nil || (p.Nodes != 1 && p.Nodes != 3) {
+		if seen[p.Name] || p.Name == "" || p.About == "" || p.Start == nil || p.Missing == nil || p.Version == nil || (p.Nodes != 1 && p.Nodes != 3) {
 			t.Errorf("%+v", p)
 		}
 		seen[p.Name] = true
