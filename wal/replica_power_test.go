@@ -221,7 +221,7 @@ func TestReplica_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
 	o.Journal.FileBytes, o.Journal.MaxFiles, o.Journal.MaxRoundBytes = 48<<10, 3, 16<<10
-	p := &replicaPower{t: t, o: o, pool: pool, every: 5, seen: map[uint64]bool{}}
+	p := &replicaPower{t: t, o: o, pool: pool, every: 7, seen: map[uint64]bool{}}
 	if os.Getenv(fullTests) != "" {
 		p.every = 1
 	}
