@@ -274,7 +274,7 @@ func (o *opener) readTable() error {
 	if err != nil {
 		return err
 	}
-	o.s.table.fd, o.s.table.slotBytes, o.s.table.generation = op.FD, slot, o.table.Generation
+	o.s.table.fd, o.s.table.slotBytes, o.s.table.generation, o.s.table.point = op.FD, slot, o.table.Generation, o.table.Point
 	return nil
 }
 

@@ -351,6 +351,7 @@ func (s *Store) Step(now time.Duration) (next time.Duration) {
 		s.stepSweep()
 		s.stepDrops()
 		s.stepRestarts()
+		s.unlistTable()
 		s.publish.step()
 	} else {
 		s.failLoads()

@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"path/filepath"
 	"slices"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -126,6 +125,9 @@ func (s *Store) stepSweep() {
 				s.skipTable()
 				return
 			}
+			if s.table.unlisting {
+				return
+			}
 			w.phase = sweepTable
 			s.writeTable()
 			return
@@ -239,155 +241,6 @@ func (s *Store) tableRound() RoundNumber {
 		round = min(round, RoundNumber(s.snaps.dedup))
 	}
 	return max(round, s.durable)
-}
-
-// tableWriter writes the checkpoint table.
-type tableWriter struct {
-	fd         int
-	generation uint64
-	slotBytes  int
-	slab       *ring.Slab
-	point      journalPoint
-}
-
-func (t *tableWriter) free() {
-	if t.slab != nil {
-		t.slab.Release()
-		t.slab = nil
-	}
-}
-
-// writeTable writes the sweep's rows into the older slot of the table, or a new table where they don't fit.
-func (s *Store) writeTable() {
-	t, w := &s.table, &s.sweep
-	if s.err != nil {
-		return // as in chain
-	}
-	s.unlistDrops()
-	rows := 0
-	for i := range w.rows {
-		if !w.rows[i].st.dropped {
-			rows++
-		}
-	}
-	for _, st := range s.order {
-		if st.anew {
-			rows++
-		}
-	}
-	path := filepath.Join(s.journalDir, tableFile)
-	grow := t.fd < 0 || tableSlotBytes(rows) > t.slotBytes
-	slotBytes := t.slotBytes
-	if grow {
-		slotBytes = max(tableSlotBytes(minTableRows), tableSlotBytes(rows+rows/2), slotBytes)
-		slotBytes = min(slotBytes, tableSlotBytes(maxTableRows))
-	}
-	if rows > maxTableRows {
-		s.fail("write checkpoint table", path, errTableRows)
-		return
-	}
-	if !t.reserve(s.o.Pool, slotBytes) {
-		s.starve("make checkpoint table", ErrNoMemory, s.writeTable)
-		return
-	}
-	point := w.upTo
-	point.Round = s.tableRound()
-	t.point = point
-	t.generation++
-	b := t.slab.Bytes()[:blockAlign(tableHeaderLen+rows*tableRowLen)]
-	clear(b)
-	putTableHeader(b, &table{Journal: s.o.Journal, Generation: t.generation, SlotBytes: slotBytes, Point: point}, rows)
-	end := tableHeaderLen
-	for i := range w.rows {
-		if row := &w.rows[i]; !row.st.dropped {
-			putTableRow(b[end:], row.st.id, row.c)
-			end += tableRowLen
-		}
-	}
-	for _, st := range s.order {
-		if st.anew {
-			putTableBegin(b[end:], tableBegin{Stream: st.id, First: st.first})
-			end += tableRowLen
-		}
-	}
-	sealTable(b[:end])
-	if grow {
-		s.newTable(path, slotBytes, end)
-		return
-	}
-	off := int64(t.generation%2) * int64(slotBytes)
-	s.do(ring.Op{Kind: ring.WriteSync, FD: t.fd, Off: off, Buf: b}, func(op *ring.Op) { s.tableWritten(path, op.Err) })
-}
-
-// reserve gets memory for a slot.
-func (t *tableWriter) reserve(pool *ring.Pool, slotBytes int) bool {
-	if t.slab != nil && len(t.slab.Bytes()) >= slotBytes {
-		return true
-	}
-	slab := pool.Get(slotBytes)
-	if slab == nil {
-		return false
-	}
-	t.free()
-	t.slab = slab
-	return true
-}
-
-func (s *Store) tableWritten(path string, err error) {
-	if err != nil {
-		s.fail("write checkpoint table", path, err)
-		return
-	}
-	s.endSweep(s.table.point)
-}
-
-// newTable writes a table complete and flushed before it gets the name. The content goes into both slots, so that both
-// are written; the next generation replaces the older one as always.
-func (s *Store) newTable(path string, slotBytes, used int) {
-	t := &s.table
-	if s.err != nil {
-		return // as in chain
-	}
-	b := t.slab.Bytes()[:slotBytes]
-	clear(b[used:])
-	tmp := path + tmpSuffix
-	fd := -1
-	fail := func(op *ring.Op) bool {
-		switch {
-		case op.Err == nil:
-			return false
-		case noSpace(op.Err):
-			if fd >= 0 {
-				s.do(ring.Op{Kind: ring.Close, FD: fd}, func(*ring.Op) {})
-			}
-			s.starve("make checkpoint table", op.Err, func() { s.newTable(path, slotBytes, used) })
-		case noFiles(op.Err) && s.starveFiles("make checkpoint table", op.Err, func() { s.newTable(path, slotBytes, used) }):
-		default:
-			s.fail("make checkpoint table", tmp, op.Err)
-		}
-		return true
-	}
-	s.do(ring.Op{Kind: ring.Open, Path: tmp, Flags: ring.Create}, func(op *ring.Op) {
-		if fail(op) {
-			return
-		}
-		fd = op.FD
-		steps := []ring.Op{
-			{Kind: ring.Truncate, FD: fd},
-			{Kind: ring.Write, FD: fd, Buf: b},
-			{Kind: ring.Write, FD: fd, Off: int64(slotBytes), Buf: b},
-			{Kind: ring.Sync, FD: fd},
-			{Kind: ring.Rename, Path: tmp, Path2: path},
-			{Kind: ring.SyncDir, Path: filepath.Dir(path)},
-		}
-		if t.fd >= 0 {
-			steps = append(steps, ring.Op{Kind: ring.Close, FD: t.fd})
-		}
-		s.sequence(steps, fail, func() {
-			t.fd, t.slotBytes = fd, slotBytes
-			s.tableWritten(path, nil)
-		})
-	})
 }
 
 // sequence runs operations one after the other until fail says so, then done.
