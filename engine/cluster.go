@@ -17,9 +17,12 @@ type clusterOptions struct {
 	suspect func(error) error
 	// random makes the keys of journal files, nil for the system's.
 	random func() uint64
-	// failed hears of a disk that failed; behind that a peer needs what is no longer in memory. Any goroutine calls them.
+	// failed hears of a disk that failed; any goroutine calls it.
 	failed func(error)
-	behind func(log int, peer replica.NodeID)
+	// floors are the points that logs must not end before, from catch-ups that were interrupted; by log.
+	floors []replica.Point
+	// history is NodeOptions.HistoryBytes.
+	history int64
 }
 
 // node is the node's number for the metadata log, 0 for a node on its own.
@@ -41,10 +44,15 @@ func (c *clusterOptions) join(s *shard, rec *wal.Recovery) error {
 	if err != nil {
 		return fmt.Errorf("log %d: %w", s.id, err)
 	}
+	if s.id < len(c.floors) {
+		log.SetFloor(c.floors[s.id])
+	}
 	r := &replication{
-		s: s, log: log, peers: c.peers, logger: s.log,
-		behind:  func(peer replica.NodeID) { c.behind(s.id, peer) },
-		deposed: notLeading(nil),
+		s: s, self: c.self, log: log, peers: c.peers, logger: s.log,
+		deposed: notLeading(nil), keepBytes: c.history,
+	}
+	if r.keepBytes == 0 {
+		r.keepBytes = historyBytes
 	}
 	for _, id := range c.nodes {
 		if id != c.self {

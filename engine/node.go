@@ -45,6 +45,9 @@ type NodeOptions struct {
 	SoftGapBytes                                      uint64
 	// Peers sends to the other nodes.
 	Peers Peers
+	// HistoryBytes is how many bytes of committed rounds each log keeps in memory for followers that lag; one that lacks
+	// more catches up in bulk. 0 means 48 MiB.
+	HistoryBytes int64
 	// Rejoin is called when what this node tells the others about itself (Identity) has changed; nil: nobody is told.
 	Rejoin func()
 	// Random is a source of random numbers that differs between nodes and starts; nil means the system's.
@@ -92,6 +95,12 @@ type Node struct {
 	opened    gather
 	probing   gather
 	fetches   map[uint32]*fetch
+	// catchings are the logs that catch up in bulk, supplies the followers' that this node leads; floors are the points that
+	// the logs must not end before.
+	catchings map[int]*catching
+	supplies  []*supply
+	floors    map[int]replica.Point
+	afterOpen []func()
 	lastFetch uint32
 	stalled   bool
 	progress  replica.Progress
@@ -156,7 +165,7 @@ const (
 	nodeFetched
 	nodeBulk
 	nodeFailed
-	nodeBehind
+	nodeDo
 	nodeReopened
 	nodeClose
 )
@@ -173,7 +182,11 @@ type nodeEvent struct {
 	payload peerwire.Payload
 	engine  *Engine
 	err     error
+	do      func()
 }
+
+// do has f run on the control loop.
+func (n *Node) do(f func()) { n.inbox.Push(nodeEvent{kind: nodeDo, do: f}) }
 
 // OpenNode reads what the node has promised, opens its engine if it belongs to a cluster already, and starts its control
 // loop. The transport may deliver from then on; Peers must take what is sent.
@@ -190,6 +203,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 	n := &Node{
 		opts: o, log: o.Engine.Logger.With("node", o.Self), done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[uint32]*fetch{},
+		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
 	}
 	for _, info := range o.Nodes {
 		n.ids = append(n.ids, info.ID)
@@ -265,6 +279,9 @@ func (n *Node) closeDevice() error {
 // start opens the engine of a node that belongs to a cluster, and makes the machine.
 func (n *Node) start(state replica.Persistent) error {
 	if state.Cluster != (replica.ClusterID{}) && !state.Forming {
+		if err := n.readFloors(int(state.Logs)); err != nil {
+			return err
+		}
 		e, err := n.openEngine(int(state.Logs))
 		if err != nil {
 			return err
@@ -292,11 +309,31 @@ func (n *Node) openEngine(logs int) (*Engine, error) {
 	o.cluster = &clusterOptions{
 		self: n.opts.Self, nodes: n.ids, logs: logs, peers: n.opts.Peers,
 		suspect: n.suspect, failed: n.failed, random: n.opts.Random,
-		behind: func(log int, peer replica.NodeID) {
-			n.inbox.Push(nodeEvent{kind: nodeBehind, log: log, from: peer})
-		},
+		floors: n.floorList(logs), history: n.opts.HistoryBytes,
 	}
 	return Open(o)
+}
+
+// readFloors looks for catch-ups that were interrupted.
+func (n *Node) readFloors(logs int) error {
+	for log := range logs {
+		st, found, err := wal.ReadCatchupState(waiter{n.disk}, n.pool, n.shardDir(log), log)
+		if err != nil {
+			return err
+		}
+		if found {
+			n.floors[log] = replicaPoint(st.Target)
+		}
+	}
+	return nil
+}
+
+func (n *Node) floorList(logs int) []replica.Point {
+	list := make([]replica.Point, logs)
+	for log := range list {
+		list[log] = n.floors[log]
+	}
+	return list
 }
 
 // suspect puts on record that rounds may be missing that this node vouched for. It runs on the goroutine that opens the
@@ -356,12 +393,13 @@ func (n *Node) turn() (progress bool, next time.Duration) {
 		n.machine.Tick(now)
 	}
 	n.carryOut()
+	next = n.stepCatchups(n.now())
 	progress = n.disk.Poll() > 0
 	n.carryOut()
 	n.publish()
 	n.closeStep()
 	// A flush that hangs is seen by looking, and so is progress.
-	return progress || len(events) > 0, min(n.machine.Deadline(), n.now()+lookEvery)
+	return progress || len(events) > 0, min(next, n.machine.Deadline(), n.now()+lookEvery)
 }
 
 // lookEvery bounds how old the machine's picture of the logs gets.
@@ -432,8 +470,8 @@ func (n *Node) handle(ev *nodeEvent) {
 	case nodeFailed:
 		n.log.Error("this node's disk failed: it neither leads nor votes until it is restarted", "err", ev.err)
 		n.machine.DiskFailed(now)
-	case nodeBehind:
-		n.peerBehind(ev)
+	case nodeDo:
+		ev.do()
 	case nodeReopened:
 		n.reopened(ev)
 	case nodeClose:
@@ -650,6 +688,7 @@ func (n *Node) probe(epoch replica.Epoch) {
 // reopen closes the engine and opens it anew, on a goroutine of its own; outputs for the logs wait until it is open.
 func (n *Node) reopen(logs int) {
 	n.formed, n.reopening, n.led = true, true, 0
+	n.dropSupplies(func(*supply) bool { return true })
 	old := n.engine.Swap(nil)
 	n.serving.Store(nil)
 	again := func() nodeEvent {
@@ -684,6 +723,10 @@ func (n *Node) reopened(ev *nodeEvent) {
 	// The machine knows the logs as fenced at what it has promised.
 	promised := n.machine.State().Promised
 	n.postAll(replicaEvent{kind: evFence, epoch: promised, refusal: notLeading(n.leader.Load()), fenced: func(replica.End) {}})
+	for _, f := range n.afterOpen {
+		f()
+	}
+	n.afterOpen = nil
 	deferred := n.deferred
 	n.deferred = nil
 	for _, o := range deferred {

@@ -21,8 +21,11 @@ func (n *Node) Connected(from replica.NodeID, lane peerwire.Lane) {
 
 // Disconnected tells that a lane to a peer is gone.
 func (n *Node) Disconnected(from replica.NodeID, lane peerwire.Lane) {
-	if lane == peerwire.Control {
+	switch lane {
+	case peerwire.Control:
 		n.inbox.Push(nodeEvent{kind: nodeDisconnected, from: from})
+	case peerwire.Bulk:
+		n.do(func() { n.dropSupplies(func(s *supply) bool { return s.key.peer == from }) })
 	}
 }
 
@@ -102,6 +105,12 @@ func (n *Node) fetch(o replica.FetchLog) {
 
 // bulk handles a frame of the bulk lane.
 func (n *Node) bulk(ev *nodeEvent) {
+	if n.bulkCatchup(ev) {
+		if ev.payload != nil {
+			ev.payload.Release()
+		}
+		return
+	}
 	f := n.fetches[ev.frame.Of().ID]
 	switch frame := ev.frame.(type) {
 	case *peerwire.Fetched:
@@ -144,9 +153,3 @@ func (n *Node) fetched(ev *nodeEvent) {
 	}
 	n.machine.Fetched(n.now(), f.out.Epoch, f.out.Log, ev.end)
 }
-
-// peerBehind is called for a follower that needs what this leader has no longer in memory.
-func (n *Node) peerBehind(*nodeEvent) {}
-
-// startCatchup begins to catch up in bulk.
-func (n *Node) startCatchup(replica.StartCatchup) {}

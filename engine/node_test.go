@@ -371,3 +371,88 @@ func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
+	c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes = 64 << 10 })
+	first := c.leader()
+	p := newNodePeer(t, c.nodes[first])
+	topic, err := p.declare("orders", 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var away, other replica.NodeID
+	for id := range c.nodes {
+		switch {
+		case id == first:
+		case away == 0:
+			away = id
+		default:
+			other = id
+		}
+	}
+	c.stop(away)
+	const n = 3000
+	var reqs []uint64
+	for i := range uint64(n) {
+		reqs = append(reqs, p.c.request())
+		p.in.Publish(p.c, reqs[i], &protocol.Pub{TopicID: topic.TopicID, Partition: uint16(i % 3), ProducerID: 9, ProducerSeq: i/3 + 1, Value: make([]byte, 1000)})
+		if i%100 == 99 {
+			p.in.Flush()
+		}
+	}
+	p.in.Flush()
+	for _, r := range reqs {
+		if _, err := p.result(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.start(away)
+	// With the third node gone, publishes commit only if the one that was away has everything.
+	c.waitStanding(away, replica.Voter)
+	c.stop(other)
+	for i := uint64(1); i <= 20; {
+		res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 0, ProducerID: 9, ProducerSeq: n/3 + i, Value: []byte("more")})
+		if err != nil {
+			time.Sleep(20 * time.Millisecond)
+			continue
+		}
+		if res.Sequence != n/3+i {
+			t.Fatalf("publish %d is at %d", i, res.Sequence)
+		}
+		i++
+	}
+	// It can lead, knows every message, and recognises what was published while it was away.
+	c.stop(first)
+	c.start(other)
+	c.leader(other)
+	q := newNodePeer(t, c.nodes[away])
+	res, err := q.publish(protocol.Pub{TopicID: topic.TopicID, Partition: 1, ProducerID: 9, ProducerSeq: n / 3, Value: make([]byte, 1000)})
+	if err != nil || res.Sequence != n/3 || res.Flags&protocol.ResultFlagDeduplicated == 0 {
+		t.Fatalf("a publish from while it was away: %+v %v", res, err)
+	}
+}
+
+// waitStanding waits until a node's word is worth that much, and it follows.
+func (c *trio) waitStanding(id replica.NodeID, s replica.Standing) {
+	c.t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		st := c.nodes[id].Status()
+		if st.Standing == s && st.LeaderName != "" && len(c.nodes[id].catchingNow()) == 0 && !st.Reopening {
+			return
+		}
+	}
+	c.t.Fatalf("node %d is %+v", id, c.nodes[id].Status())
+}
+
+// catchingNow returns the logs that catch up.
+func (n *Node) catchingNow() []int {
+	answer := make(chan []int, 1)
+	n.do(func() {
+		var logs []int
+		for log := range n.catchings {
+			logs = append(logs, log)
+		}
+		answer <- logs
+	})
+	return <-answer
+}

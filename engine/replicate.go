@@ -37,7 +37,7 @@ type Releaser = peerwire.Releaser
 type Payload = peerwire.Payload
 
 const (
-	// historyBytes bounds the committed rounds that a shard keeps for followers that lag; behind that they catch up in bulk.
+	// historyBytes is the default of what bounds the committed rounds that a shard keeps for followers that lag; behind that they catch up in bulk.
 	historyBytes = 48 << 20
 	// maxIncoming bounds the rounds from the leader that wait for the journal. The transport bounds their bytes.
 	maxIncoming = 1 << 14
@@ -77,6 +77,10 @@ const (
 	evFetch
 	evAdopt
 	evAdopted
+	evFill
+	evFillFrame
+	evStored
+	evCut
 )
 
 // replicaEvent is what the control loop and the peer transport tell a shard. Those for rounds and acknowledgements are
@@ -97,6 +101,11 @@ type replicaEvent struct {
 	// fenced gets the log's end, done the outcome of what was asked for; both are called on the shard's goroutine.
 	fenced func(replica.End)
 	done   func(error)
+	// Of a catch-up in bulk, on the shard's goroutine too.
+	frame     peerwire.BulkFrame
+	positions func([]peerwire.Position)
+	step      func()
+	cut       func(logCut)
 }
 
 var replicaEvents = sync.Pool{New: func() any { return new(replicaEvent) }}
@@ -138,6 +147,7 @@ type keptRound struct {
 type followerState struct {
 	at      time.Duration // when it last vouched for something, or had everything
 	vouched replica.Index
+	told    time.Duration // when it was last told that it is behind; 0: never
 }
 
 // replication is a shard's part in a cluster: which rounds the log has, who gets them, and what is committed. Its state but
@@ -147,12 +157,13 @@ type followerState struct {
 // are kept in history, so that a follower that was away for a moment gets them from memory.
 type replication struct {
 	s      *shard
+	self   replica.NodeID
 	log    *replica.Log
+	fenced replica.Epoch // nothing lower is taken
+	fill   *fill         // catches up in bulk; nil: it doesn't
 	peers  Peers
 	others []replica.NodeID
 	logger *slog.Logger
-	// behind is called when a follower needs what is not in memory.
-	behind func(peer replica.NodeID)
 
 	// readOnly is the answer to publishes while nothing can be committed; nil: they are taken.
 	readOnly atomic.Pointer[refusal]
@@ -174,8 +185,13 @@ type replication struct {
 
 	flight  fifo[uint64] // tickets of the rounds at the device, 0 where there is none
 	history fifo[keptRound]
-	oldest  replica.Index // of history's front, if it has one
-	kept    int64         // bytes of history
+	// keepBytes bounds history.
+	keepBytes int64
+	oldest    replica.Index // of history's front, if it has one
+	kept      int64         // bytes of history
+	// pin is the lowest round that is kept for a follower that catches up, until pinUntil.
+	pin      replica.Index
+	pinUntil time.Duration
 	// sealedBytes adds up the bytes of all rounds of the log since the start.
 	sealedBytes int64
 	incoming    fifo[*replicaEvent]
@@ -235,6 +251,18 @@ func (r *replication) handle(ev *replicaEvent) {
 		r.adopting = ev
 		r.adopted()
 		return
+	case evFill:
+		r.startFill(ev)
+	case evFillFrame:
+		if r.fill == nil {
+			r.drop(ev)
+			return
+		}
+		r.fill.take(ev)
+	case evStored:
+		ev.step()
+	case evCut:
+		ev.cut(r.cutOf(ev.index))
 	}
 	ev.recycle()
 }
@@ -253,6 +281,7 @@ func (r *replication) distrust(peer replica.NodeID, err error) {
 
 // fence stops everything of lower epochs and reports where the log ends.
 func (r *replication) fence(ev *replicaEvent) {
+	r.fenced = max(r.fenced, ev.epoch)
 	end := r.log.Fence(ev.epoch)
 	if r.leading && !r.log.Leading() {
 		r.depose(ev.refusal)
@@ -320,7 +349,9 @@ func (r *replication) setQuorum(f *refusal) {
 }
 
 // waiting tells whether something waits for room in the journal, which no message announces.
-func (r *replication) waiting() bool { return r.incoming.len() > 0 || r.opening || r.probing }
+func (r *replication) waiting() bool {
+	return r.incoming.len() > 0 || r.opening || r.probing || r.fill != nil && r.fill.stalled()
+}
 
 // queue puts a round from another node in line for the journal.
 func (r *replication) queue(ev *replicaEvent) {
@@ -350,9 +381,12 @@ func (r *replication) dropIncoming() {
 
 // turn does what can be done before the disk is polled: rounds are sealed and sent, rounds of the leader taken.
 func (r *replication) turn() {
-	if r.leading {
+	switch {
+	case r.fill != nil:
+		r.fill.step()
+	case r.leading:
 		r.seal()
-	} else {
+	default:
 		r.receive()
 	}
 }
@@ -440,7 +474,7 @@ func (r *replication) round(i replica.Index) *wal.Round {
 
 // ship sends every follower what it does not have yet, as far as the transport takes it.
 func (r *replication) ship() {
-	for _, peer := range r.others {
+	for i, peer := range r.others {
 		for {
 			send, ok := r.log.Next(peer)
 			if !ok {
@@ -456,8 +490,7 @@ func (r *replication) ship() {
 			}
 			round := r.round(send.Index)
 			if round == nil {
-				r.log.Left(peer)
-				r.behind(peer)
+				r.tellBehind(i)
 				break
 			}
 			p, _ := round.Log()
@@ -470,6 +503,86 @@ func (r *replication) ship() {
 			r.log.Sent(peer, send)
 		}
 	}
+}
+
+// lowest returns the lowest index that is in memory; the next one to come if there is none.
+func (r *replication) lowest() replica.Index {
+	switch {
+	case r.history.len() > 0:
+		return r.oldest
+	case r.s.inFlight.len() > 0:
+		return r.s.inFlight.front().repl.point.Index
+	}
+	return r.log.Last().Index + 1
+}
+
+// tellBehind tells a follower, now and then, that it needs what is no longer in memory.
+func (r *replication) tellBehind(i int) {
+	h, now := &r.heard[i], r.s.eng.now()
+	if h.told != 0 && now-h.told < resendAfter {
+		return
+	}
+	h.told = now
+	commit := r.log.Commit()
+	e, _ := r.log.EpochAt(commit)
+	r.peers.Bulk(r.others[i], &peerwire.Behind{
+		Transfer: peerwire.Transfer{Log: uint16(r.s.id)}, Epoch: r.epoch, Lowest: r.lowest(),
+		Committed: replica.Point{Epoch: e, Index: commit},
+	}, nil, nil)
+}
+
+// logCut is a point of a leader's log up to which everything is in the segments, and what goes with it.
+type logCut struct {
+	ok         bool
+	point      replica.Point
+	commit     replica.Index
+	partitions []peerwire.Position // Next is behind the last committed record
+	windows    []byte
+}
+
+// Rounds behind a cut are kept for pinFor for the follower that catches up to it, up to pinTimes as many as usually.
+const (
+	pinFor   = 10 * time.Second
+	pinTimes = 3
+)
+
+// cutOf returns a cut at index at, or with 0 the newest there is, and keeps what lies behind it for a while.
+func (r *replication) cutOf(at replica.Index) logCut {
+	s := r.s
+	if !r.leading {
+		return logCut{}
+	}
+	if at == 0 {
+		written := wal.RoundNumber(s.store.written.Load())
+		for i := r.history.len() - 1; i >= 0; i-- {
+			if r.history.at(i).r.Number <= written {
+				at = r.oldest + replica.Index(i)
+				break
+			}
+		}
+		if at == 0 && r.history.len() == 0 && s.inFlight.len() == 0 {
+			at = r.log.Commit() // all of it was there at the start, and recovery writes everything out
+		}
+	}
+	e, ok := r.log.EpochAt(at)
+	if at == 0 || !ok || at+1 < r.lowest() {
+		return logCut{}
+	}
+	r.pin, r.pinUntil = at+1, s.eng.now()+pinFor
+	c := logCut{ok: true, point: replica.Point{Epoch: e, Index: at}, commit: r.log.Commit()}
+	for topic, parts := range s.topics {
+		for i, p := range parts {
+			if p != nil && p.committed > 0 {
+				c.partitions = append(c.partitions, peerwire.Position{
+					Stream: peerwire.Stream{Kind: uint8(wal.Messages), Topic: uint16(topic), Partition: uint16(i)}, Next: uint64(p.committed) + 1,
+				})
+			}
+		}
+	}
+	c.windows = s.dedup.snapshot(func(id wal.StreamID) wal.Sequence {
+		return s.partitionOf(id.Topic, id.Partition).committed
+	})
+	return c
 }
 
 // receive takes rounds of the leader, and those that a candidate fetched.
@@ -583,8 +696,11 @@ func (r *replication) flushed(round *wal.Round, err error) {
 			break
 		}
 	}
-	if ticket != 0 {
+	switch {
+	case ticket != 0:
 		r.log.Flushed(ticket)
+	case r.fill != nil:
+		r.fill.flushed(round)
 	}
 	r.advance()
 }
@@ -645,13 +761,18 @@ func (r *replication) keep(i replica.Index, round keptRound) {
 	}
 	r.history.push(round)
 	r.kept += int64(round.r.Bytes())
-	for r.kept > historyBytes && r.history.len() > 1 {
+	for r.kept > r.keepBytes && r.history.len() > 1 && !r.pinned() {
 		old := r.history.front().r
 		r.history.pop()
 		r.kept -= int64(old.Bytes())
 		old.Release()
 		r.oldest++
 	}
+}
+
+// pinned tells whether the oldest round that is kept is kept for a follower that catches up.
+func (r *replication) pinned() bool {
+	return r.oldest >= r.pin && r.kept < pinTimes*r.keepBytes && r.s.eng.now() < r.pinUntil
 }
 
 // afterPoll sends what completions have made sendable, and returns when there is something to do on its own.
@@ -670,7 +791,7 @@ func (r *replication) afterPoll(now time.Duration) (next time.Duration) {
 // vouch tells the leader what is flushed here.
 func (r *replication) vouch() {
 	epoch, index := r.log.Ack()
-	if epoch == 0 || r.leader == 0 {
+	if epoch == 0 || r.leader == 0 || r.fill != nil {
 		return
 	}
 	f := peerwire.Flushed{Log: uint16(r.s.id), Voter: r.voter, Epoch: epoch, Index: index, Instance: r.instance}
@@ -684,9 +805,9 @@ func (r *replication) resend(now time.Duration) (next time.Duration) {
 	next = wal.Never
 	for i, peer := range r.others {
 		h := &r.heard[i]
-		flushed, sent := r.log.PeerFlushedIndex(peer)
-		if flushed+1 >= sent || flushed != h.vouched {
-			h.vouched, h.at = flushed, now
+		has, _ := r.log.PeerWindow(peer)
+		if has != h.vouched || !r.log.Unanswered(peer) {
+			h.vouched, h.at = has, now
 			continue
 		}
 		if now-h.at >= resendAfter {
@@ -795,6 +916,9 @@ func logPoint(p replica.Point) wal.LogPoint {
 // release gives the rounds back at the end.
 func (r *replication) release() {
 	r.dropIncoming()
+	if r.fill != nil {
+		r.fill.drop()
+	}
 	for f := &r.s.inFlight; f.len() > 0; f.pop() {
 		f.front().repl.r.Release()
 	}

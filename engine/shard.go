@@ -767,6 +767,14 @@ func (s *shard) markCommitted(r *wal.Round) {
 // publishRound queues a committed and flushed round, with the reference, for coordinator and store. It reports whether the
 // coordinator is to be woken at once.
 func (s *shard) publishRound(r *wal.Round) (urgent bool) {
+	r.Retain()
+	urgent = s.eng.coord.CommitRound(s.id, r)
+	s.storeRound(r)
+	return urgent
+}
+
+// storeRound queues a committed and flushed round, with the reference, for the store.
+func (s *shard) storeRound(r *wal.Round) {
 	s.stats.Rounds.Add(1)
 	s.stats.Records.Add(uint64(r.Records()))
 	s.stats.RoundBytes.Add(uint64(r.Bytes()))
@@ -777,10 +785,7 @@ func (s *shard) publishRound(r *wal.Round) (urgent bool) {
 		s.sweepBytes = 0
 		s.store.requestSweep()
 	}
-	r.Retain()
-	urgent = s.eng.coord.CommitRound(s.id, r)
 	s.store.add(r)
-	return urgent
 }
 
 // announce wakes who has to know of a round of so many bytes that was queued for coordinator and store.

@@ -20,6 +20,9 @@ const (
 	storeSnapshot
 	storeDrop
 	storeSweep
+	storeSkip
+	storeReset
+	storeInstall
 	storeClose
 )
 
@@ -32,6 +35,9 @@ type storeMessage struct {
 	position     uint64
 	epoch        wal.Epoch
 	data         []byte
+	// Of a node that catches up: done runs on the store's goroutine.
+	stream wal.StreamID
+	done   func()
 }
 
 // storeLoop is the goroutine behind a shard's journal: it owns the segments and a ring of its own, writes committed
@@ -45,9 +51,10 @@ type storeLoop struct {
 	done  chan struct{}
 
 	// Read by the shard.
-	pending  atomic.Int64 // bytes committed and not yet written to segments
-	free     atomic.Int64 // bytes free on the file system, -1 if unknown
-	sweepAsk atomic.Bool  // a sweep was asked for and has not begun
+	written  atomic.Uint64 // the newest round that is in the segments
+	pending  atomic.Int64  // bytes committed and not yet written to segments
+	free     atomic.Int64  // bytes free on the file system, -1 if unknown
+	sweepAsk atomic.Bool   // a sweep was asked for and has not begun
 
 	device deviceRef
 	disk   Device
@@ -135,7 +142,10 @@ func (l *storeLoop) end() {
 
 func (l *storeLoop) hook() {
 	sh := l.eng.shards[l.id]
-	l.store.OnWritten(func(n wal.RoundNumber) { l.eng.coord.Written(l.id, n) })
+	l.store.OnWritten(func(n wal.RoundNumber) {
+		l.written.Store(uint64(n))
+		l.eng.coord.Written(l.id, n)
+	})
 	l.store.OnDurable(func(n wal.RoundNumber) { sh.inbox.Push(message{kind: msgTrim, round: n}) })
 	l.store.OnQuarantine(func(r wal.QuarantineReport) {
 		l.eng.quarantine(r)
@@ -194,6 +204,12 @@ func (l *storeLoop) take() {
 			l.store.SaveSnapshot(m.snapshotKind, m.position, m.epoch, m.data)
 		case storeDrop:
 			l.store.DropTopic(m.topic)
+		case storeSkip:
+			l.store.Skip(m.stream, wal.Sequence(m.position), m.done)
+		case storeReset:
+			l.store.Reset(m.stream, wal.Sequence(m.position), m.done)
+		case storeInstall:
+			l.store.Install(m.snapshotKind, m.position, m.epoch, m.data, m.done)
 		case storeSweep:
 			l.store.RequestSweep()
 		case storeClose:

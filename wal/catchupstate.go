@@ -157,3 +157,19 @@ func RemoveCatchupFile(w Waiter, dir string, journal int) error {
 	_, err := io.run(ring.Op{Kind: ring.SyncDir, Path: filepath.Dir(path)})
 	return err
 }
+
+// ReadCatchupState reads the progress of a journal's catch-up that was interrupted; found is false where there is none.
+func ReadCatchupState(w Waiter, pool *ring.Pool, dir string, journal int) (s CatchupState, found bool, err error) {
+	path := filepath.Join(journalPath(dir, journal), catchupFile)
+	if _, err := newBlockingDisk(w).run(ring.Op{Kind: ring.Stat, Path: path}); err != nil {
+		if isNotExist(err) {
+			err = nil
+		}
+		return s, false, err
+	}
+	f, err := OpenCatchupFile(w, pool, dir, journal)
+	if err != nil {
+		return s, false, err
+	}
+	return f.State(), true, f.Close(w)
+}

@@ -36,6 +36,7 @@ const (
 	evLead
 	evDepose
 	evFreeze
+	evSnapshot
 )
 
 // event is one item of the inbox.
@@ -52,6 +53,8 @@ type event struct {
 	id      uint64
 	epoch   wal.Epoch
 	served  func(error)
+
+	snapshot func(Snapshots, error)
 }
 
 // Submit hands over a batch of requests; the batch belongs to the coordinator afterwards.
@@ -181,6 +184,8 @@ func (c *Coordinator) handle(ev *event) {
 		c.lead(ev.epoch, ev.served)
 	case evDepose:
 		c.depose(ev.text)
+	case evSnapshot:
+		ev.snapshot(c.snapshots(ev.journal))
 	case evFreeze:
 		c.frozen = ev.text
 	}

@@ -129,6 +129,15 @@ type CatchupCancel struct {
 	Reason string
 }
 
+// Behind tells a follower that the leader has no rounds of a log below Lowest in memory any more: a follower whose log ends
+// before catches up in bulk. Committed is a round that is committed and lies at Lowest-1 or later. ID is 0.
+type Behind struct {
+	Transfer
+	Epoch     replica.Epoch // of the leader
+	Lowest    replica.Index
+	Committed replica.Point
+}
+
 // Kind implements BulkFrame.
 func (*Fetch) Kind() Kind         { return KindFetch }
 func (*Fetched) Kind() Kind       { return KindFetched }
@@ -140,6 +149,7 @@ func (*Snapshot) Kind() Kind      { return KindSnapshot }
 func (*CatchupDone) Kind() Kind   { return KindCatchupDone }
 func (*CatchupAck) Kind() Kind    { return KindCatchupAck }
 func (*CatchupCancel) Kind() Kind { return KindCatchupCancel }
+func (*Behind) Kind() Kind        { return KindBehind }
 
 // Of implements BulkFrame.
 func (t Transfer) Of() Transfer { return t }
@@ -173,6 +183,8 @@ func DecodeBulk(k Kind, b []byte) (f BulkFrame, payload []byte, err error) {
 		f = new(CatchupAck)
 	case KindCatchupCancel:
 		f = new(CatchupCancel)
+	case KindBehind:
+		f = new(Behind)
 	default:
 		return nil, nil, fmt.Errorf("%w: %v does not belong on the bulk lane", ErrBody, k)
 	}
@@ -354,4 +366,16 @@ func (f *CatchupCancel) AppendBody(b []byte) []byte { return appendReason(f.appe
 func (f *CatchupCancel) decode(r *reader) {
 	f.Transfer.decode(r)
 	f.Reason = r.reason()
+}
+
+// AppendBody implements BulkFrame.
+func (f *Behind) AppendBody(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(f.appendTo(b), uint32(f.Epoch))
+	return appendPoint(binary.BigEndian.AppendUint64(b, uint64(f.Lowest)), f.Committed)
+}
+
+func (f *Behind) decode(r *reader) {
+	f.Transfer.decode(r)
+	f.Epoch, f.Lowest, f.Committed = replica.Epoch(r.u32()), replica.Index(r.u64()), r.point()
+	r.bad = r.bad || f.Epoch == 0 || f.Lowest == 0 || f.Committed.Index+1 < f.Lowest
 }

@@ -65,6 +65,7 @@ const (
 	KindCatchupDone   Kind = 55
 	KindCatchupAck    Kind = 56
 	KindCatchupCancel Kind = 57
+	KindBehind        Kind = 58
 )
 
 var kindNames = map[Kind]string{
@@ -72,7 +73,7 @@ var kindNames = map[Kind]string{
 	KindPing: "PING", KindPong: "PONG", KindMessage: "MESSAGE", KindAppend: "APPEND", KindFlushed: "FLUSHED",
 	KindReject: "REJECT", KindFetch: "FETCH", KindFetched: "FETCHED", KindFetchEnd: "FETCH_END", KindCatchup: "CATCHUP",
 	KindRecords: "RECORDS", KindSkip: "SKIP", KindSnapshot: "SNAPSHOT", KindCatchupDone: "CATCHUP_DONE",
-	KindCatchupAck: "CATCHUP_ACK", KindCatchupCancel: "CATCHUP_CANCEL",
+	KindCatchupAck: "CATCHUP_ACK", KindCatchupCancel: "CATCHUP_CANCEL", KindBehind: "BEHIND",
 }
 
 // String returns the kind's name.
@@ -193,6 +194,6 @@ func (l Lane) Carries(k Kind) bool {
 	case l == Log:
 		return k >= KindAppend && k <= KindReject
 	default:
-		return l == Bulk && k >= KindFetch && k <= KindCatchupCancel
+		return l == Bulk && k >= KindFetch && k <= KindBehind
 	}
 }
