@@ -46,12 +46,7 @@ func (k *Consumer) callLater(c callback) {
 
 // callRevokes has OnRevoke called for everything and waits for it.
 func (k *Consumer) callRevokes(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.called.Broadcast()
-	})
-	defer stop()
+	defer k.wakeAtEnd(ctx, &k.called)()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.callRevokeAll(!k.live)

@@ -287,8 +287,8 @@ func (c *Client) call(ctx context.Context, op protocol.Op, frame []byte) ([]byte
 		if err == nil {
 			return bytes.Clone(result), nil // it lies in the buffer of the connection, which is given back here
 		}
-		if ctx.Err() != nil {
-			return nil, outOfTime(ctx.Err(), last)
+		if end := ended(ctx); end != nil {
+			return nil, outOfTime(end, last)
 		}
 		last = err
 		code, refused := protocol.CodeOf(err)
@@ -316,6 +316,14 @@ func (c *Client) call(ctx context.Context, op protocol.Op, frame []byte) ([]byte
 			return nil, outOfTime(ctxErr, err)
 		}
 	}
+}
+
+// ended is ctx.Err() that does not wait for the timer: a connection may notice the deadline first.
+func ended(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // outOfTime is the error of a call whose context has ended; last is what the attempt before failed with.

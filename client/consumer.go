@@ -183,12 +183,7 @@ func (k *Consumer) Err() error {
 // Run calls h for every message, up to ConsumerOptions.Concurrency at a time and one at a time per partition (per key
 // with ConsumerOptions.ParallelKeys), until ctx ends (it then waits for the handlers and returns nil) or the consumer does (its Err).
 func (k *Consumer) Run(ctx context.Context, h Handler) error {
-	stop := context.AfterFunc(ctx, func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.takers.Broadcast()
-	})
-	defer stop()
+	defer k.wakeAtEnd(ctx, &k.takers)()
 	var wg sync.WaitGroup
 	for range k.opts.Concurrency {
 		if !k.join() {
@@ -203,6 +198,15 @@ func (k *Consumer) Run(ctx context.Context, h Handler) error {
 	}
 	wg.Wait()
 	return k.Err()
+}
+
+// wakeAtEnd wakes who waits on cond when ctx ends, unless stop was called before.
+func (k *Consumer) wakeAtEnd(ctx context.Context, cond *sync.Cond) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		cond.Broadcast()
+	})
 }
 
 // join counts a process in, unless the consumer is closing.
@@ -364,12 +368,7 @@ func (k *Consumer) waitProcesses(ctx context.Context) error {
 
 // leave waits for the answers to the last ACKs and sends the good-bye. What fails here the broker's timers repair.
 func (k *Consumer) leave(ctx context.Context) {
-	stop := context.AfterFunc(ctx, func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.takers.Broadcast()
-	})
-	defer stop()
+	defer k.wakeAtEnd(ctx, &k.takers)()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for k.live && (k.answers.len() > 0 || len(k.retry) > 0) && ctx.Err() == nil {

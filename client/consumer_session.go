@@ -29,13 +29,7 @@ func (k *Consumer) serve(l *link) (progress bool, err error) {
 	}
 	k.joinOnce.Do(func() { close(k.joined) })
 	k.link = l // only read by this goroutine
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		if err := k.out.write(l.nc); err != nil {
-			l.close() // the reader reports it
-		}
-	}()
+	written := k.out.start(l)
 	ticker := newTicker(k.client.cfg.tick, k.onTick)
 	err = k.read(l)
 	ticker.stop()

@@ -19,7 +19,7 @@ import (
 var addr = client.StartExampleBroker()
 
 func Example() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	c, err := client.Dial(ctx, addr, client.WithToken("secret"))
 	if err != nil {
@@ -203,7 +203,7 @@ func ExampleProducer_SendAsync() {
 }
 
 func ExampleConsumer_Messages() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	c, err := client.Dial(ctx, addr)
 	if err != nil {

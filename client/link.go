@@ -133,8 +133,8 @@ func (l *link) answer(op protocol.Op) ([]byte, error) {
 	}
 }
 
-// answerTo looks whether a frame is the answer to op. An ERR that answers something else, or nothing, is an error too
-// if it closes the connection.
+// answerTo looks whether a frame is the answer to op. An ERR that answers something else is an error too if it closes the
+// connection, and one that answers nothing always: a node that gives the lead up says so to all its clients.
 func answerTo(op, got protocol.Op, payload []byte) (result []byte, answered bool, err error) {
 	switch got {
 	case protocol.OpOK:
@@ -148,7 +148,7 @@ func answerTo(op, got protocol.Op, payload []byte) (result []byte, answered bool
 		if err := refusal.Decode(payload); err != nil {
 			return nil, false, err
 		}
-		if refusal.RequestOp == op || refusal.Code.Closes() {
+		if refusal.RequestOp == op || !refusal.RequestOp.Valid() || refusal.Code.Closes() {
 			return nil, false, refusal.Err()
 		}
 	default: // a push that nobody waits for

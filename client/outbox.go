@@ -159,6 +159,19 @@ func (o *outbox) write(w io.Writer) error {
 	}
 }
 
+// start writes to l on a goroutine of its own until halt or an error, which closes l: its reader reports it. written is closed
+// at the end.
+func (o *outbox) start(l *link) (written chan struct{}) {
+	written = make(chan struct{})
+	go func() {
+		defer close(written)
+		if err := o.write(l.nc); err != nil {
+			l.close()
+		}
+	}()
+	return written
+}
+
 // halt ends the writer after the write that it is in.
 func (o *outbox) halt() {
 	o.stop = true

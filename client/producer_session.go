@@ -175,13 +175,7 @@ func (p *Producer) serve(l *link) (progress bool, err error) {
 	p.unlock(nil)
 
 	p.link = l // only read by this goroutine
-	written := make(chan struct{})
-	go func() {
-		defer close(written)
-		if err := p.out.write(l.nc); err != nil {
-			l.close() // the reader reports it
-		}
-	}()
+	written := p.out.start(l)
 	var before uint64
 	keepalive := newTicker(p.client.cfg.keepalive, func() {
 		p.mu.Lock()

@@ -29,21 +29,18 @@ type letterRow struct {
 
 // letterObject is a dead letter as show and export print it.
 type letterObject struct {
-	Sequence    uint64  `json:"sequence"`
-	Topic       string  `json:"topic"`
-	TopicID     uint16  `json:"topic_id"`
-	Partition   uint16  `json:"partition"`
-	Source      uint64  `json:"source_sequence"`
-	Reason      string  `json:"reason"`
-	Attempts    uint16  `json:"attempts"`
-	Published   string  `json:"published"`
-	Ended       string  `json:"ended"`
-	ProducerID  uint64  `json:"producer_id"`
-	ProducerSeq uint64  `json:"producer_seq"`
-	Key         *string `json:"key,omitempty"`
-	KeyBase64   *string `json:"key_base64,omitempty"`
-	Value       *string `json:"value,omitempty"`
-	ValueBase64 *string `json:"value_base64,omitempty"`
+	Sequence    uint64 `json:"sequence"`
+	Topic       string `json:"topic"`
+	TopicID     uint16 `json:"topic_id"`
+	Partition   uint16 `json:"partition"`
+	Source      uint64 `json:"source_sequence"`
+	Reason      string `json:"reason"`
+	Attempts    uint16 `json:"attempts"`
+	Published   string `json:"published"`
+	Ended       string `json:"ended"`
+	ProducerID  uint64 `json:"producer_id"`
+	ProducerSeq uint64 `json:"producer_seq"`
+	contentJSON
 }
 
 // row describes a letter in one line.
@@ -55,14 +52,11 @@ func (l *letter) row() letterRow {
 }
 
 func (l *letter) object() letterObject {
-	o := letterObject{
+	return letterObject{
 		Sequence: l.sequence, Topic: string(l.env.Topic), TopicID: l.env.TopicID, Partition: l.env.Partition, Source: l.env.Sequence,
 		Reason: l.env.Reason.String(), Attempts: l.env.Attempts, Published: utc(l.env.PublishedMs), Ended: utc(l.env.EndedMs),
-		ProducerID: l.env.ProducerID, ProducerSeq: l.env.ProducerSeq,
+		ProducerID: l.env.ProducerID, ProducerSeq: l.env.ProducerSeq, contentJSON: contentOf(l.key, l.value),
 	}
-	o.Key, o.KeyBase64 = textOrBase64(l.key)
-	o.Value, o.ValueBase64 = textOrBase64(l.value)
-	return o
 }
 
 func utc(ms uint64) string {

@@ -33,26 +33,35 @@ func formatValue(dst []byte, m *client.Message) []byte {
 	return append(append(dst, m.Value...), '\n')
 }
 
-// messageJSON is a message as JSON. Bytes that are no UTF-8 come in base64 under another name.
+// messageJSON is a message as JSON.
 type messageJSON struct {
-	Topic       string  `json:"topic"`
-	Partition   uint16  `json:"partition"`
-	Sequence    uint64  `json:"sequence"`
-	Attempt     uint16  `json:"attempt"`
-	Time        string  `json:"time"`
-	ProducerID  uint64  `json:"producer_id"`
-	ProducerSeq uint64  `json:"producer_seq"`
+	Topic       string `json:"topic"`
+	Partition   uint16 `json:"partition"`
+	Sequence    uint64 `json:"sequence"`
+	Attempt     uint16 `json:"attempt"`
+	Time        string `json:"time"`
+	ProducerID  uint64 `json:"producer_id"`
+	ProducerSeq uint64 `json:"producer_seq"`
+	contentJSON
+}
+
+// contentJSON is a message's content as JSON. Bytes that are no UTF-8 come in base64 under another name.
+type contentJSON struct {
 	Key         *string `json:"key,omitempty"`
 	KeyBase64   *string `json:"key_base64,omitempty"`
 	Value       *string `json:"value,omitempty"`
 	ValueBase64 *string `json:"value_base64,omitempty"`
 }
 
+func contentOf(key, value []byte) (c contentJSON) {
+	c.Key, c.KeyBase64 = textOrBase64(key)
+	c.Value, c.ValueBase64 = textOrBase64(value)
+	return c
+}
+
 func formatJSON(dst []byte, m *client.Message) []byte {
 	j := messageJSON{Topic: m.Topic, Partition: m.Partition, Sequence: m.Sequence, Attempt: m.Attempt,
-		Time: now().Format(time.RFC3339Nano), ProducerID: m.ProducerID, ProducerSeq: m.ProducerSeq}
-	j.Key, j.KeyBase64 = textOrBase64(m.Key)
-	j.Value, j.ValueBase64 = textOrBase64(m.Value)
+		Time: now().Format(time.RFC3339Nano), ProducerID: m.ProducerID, ProducerSeq: m.ProducerSeq, contentJSON: contentOf(m.Key, m.Value)}
 	b, err := json.Marshal(&j)
 	if err != nil { // a struct of strings and numbers always has a JSON form
 		panic(err)

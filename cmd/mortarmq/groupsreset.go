@@ -69,22 +69,17 @@ The move is refused while the group has members, unless --force is given.`,
 }
 
 func (a *app) resetGroup(ctx context.Context, topic, name string, target client.ResetTarget, opts client.ResetOptions) error {
-	c, err := a.dial(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := a.requestContext(ctx)
-	defer cancel()
-	moves, err := c.ResetGroup(ctx, topic, name, target, opts)
-	if err != nil {
-		return a.brokerError(err)
-	}
-	rows := make([]resetRow, len(moves))
-	for i, m := range moves {
-		rows[i] = resetRow(m)
-	}
-	return printRows(a, rows)
+	return a.request(ctx, func(ctx context.Context, c *client.Client) error {
+		moves, err := c.ResetGroup(ctx, topic, name, target, opts)
+		if err != nil {
+			return a.brokerError(err)
+		}
+		rows := make([]resetRow, len(moves))
+		for i, m := range moves {
+			rows[i] = resetRow(m)
+		}
+		return printRows(a, rows)
+	})
 }
 
 // parseTarget reads --to.
@@ -173,21 +168,11 @@ func (a *app) checkUnused(ctx context.Context, topic, name string) error {
 }
 
 func (a *app) deleteGroup(ctx context.Context, topic, name string) error {
-	c, err := a.dial(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := a.requestContext(ctx)
-	defer cancel()
-	result := "not_found"
-	existed, err := c.DeleteGroup(ctx, topic, name)
-	switch {
-	case errors.Is(err, protocol.CodeUnknownTopic):
-	case err != nil:
-		return a.brokerError(err)
-	case existed:
-		result = "deleted"
-	}
-	return printRow(a, deleteRow{result})
+	return a.request(ctx, func(ctx context.Context, c *client.Client) error {
+		existed, err := c.DeleteGroup(ctx, topic, name)
+		if err != nil && !errors.Is(err, protocol.CodeUnknownTopic) {
+			return a.brokerError(err)
+		}
+		return printRow(a, deletion(existed))
+	})
 }

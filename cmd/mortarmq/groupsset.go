@@ -119,14 +119,14 @@ Columns: created|existed|mismatch. A mismatch (the group exists with other setti
 }
 
 func (a *app) createGroup(ctx context.Context, topic, name string, opts client.GroupOptions) error {
-	c, err := a.dial(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := a.requestContext(ctx)
-	defer cancel()
-	created, err := c.DeclareGroup(ctx, topic, name, opts)
+	return a.request(ctx, func(ctx context.Context, c *client.Client) error {
+		created, err := c.DeclareGroup(ctx, topic, name, opts)
+		return a.groupCreated(ctx, topic, name, created, err)
+	})
+}
+
+// groupCreated prints how the creation of a group went.
+func (a *app) groupCreated(ctx context.Context, topic, name string, created bool, err error) error {
 	row := groupResultRow{"existed"}
 	switch {
 	case errors.Is(err, protocol.CodeGroupExistsMismatch):
@@ -185,17 +185,12 @@ count from the next attempt on, another strategy moves partitions.`,
 		if wish == nil {
 			wish = []byte("{}")
 		}
-		c, err := a.dial(ctx)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := a.requestContext(ctx)
-		defer cancel()
-		if err := c.SetGroup(ctx, topic, args[0], wish); err != nil {
-			return a.brokerError(err)
-		}
-		return printRow(a, groupResultRow{"set"})
+		return a.request(ctx, func(ctx context.Context, c *client.Client) error {
+			if err := c.SetGroup(ctx, topic, args[0], wish); err != nil {
+				return a.brokerError(err)
+			}
+			return printRow(a, groupResultRow{"set"})
+		})
 	})
 	return c
 }

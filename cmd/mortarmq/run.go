@@ -168,6 +168,18 @@ func (a *app) dial(ctx context.Context) (*client.Client, error) {
 	return c, nil
 }
 
+// request calls do with a connected client and the time that one request has.
+func (a *app) request(ctx context.Context, do func(ctx context.Context, c *client.Client) error) error {
+	c, err := a.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := a.requestContext(ctx)
+	defer cancel()
+	return do(ctx, c)
+}
+
 func withoutTime(groups []string, attr slog.Attr) slog.Attr {
 	if len(groups) == 0 && attr.Key == slog.TimeKey {
 		return slog.Attr{}

@@ -16,9 +16,16 @@ type createRow struct {
 	TopicID uint16 `json:"topic_id"`
 }
 
-// deleteRow is the result of topics delete.
+// deleteRow is the result of topics delete and groups delete.
 type deleteRow struct {
 	Result string `json:"result"` // deleted or not_found
+}
+
+func deletion(existed bool) deleteRow {
+	if existed {
+		return deleteRow{"deleted"}
+	}
+	return deleteRow{"not_found"}
 }
 
 // topicRow is a line of topics list.
@@ -69,13 +76,10 @@ Columns: created|existed|mismatch, topic_id. A mismatch (the topic exists with a
 }
 
 func (a *app) createTopic(ctx context.Context, name string, opts client.DeclareOptions) error {
-	c, err := a.dial(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	ctx, cancel := a.requestContext(ctx)
-	defer cancel()
+	return a.request(ctx, func(ctx context.Context, c *client.Client) error { return a.declareTopic(ctx, c, name, opts) })
+}
+
+func (a *app) declareTopic(ctx context.Context, c *client.Client, name string, opts client.DeclareOptions) error {
 	t, err := c.Declare(ctx, name, opts)
 	row := createRow{Result: "existed", TopicID: t.ID}
 	switch {
@@ -108,25 +112,17 @@ Columns: deleted|not_found; both exit with 0.`,
 		ValidArgsFunction: a.completeTopics,
 	}
 	c.RunE = does(func(ctx context.Context, args []string) error {
-		c, err := a.dial(ctx)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := a.requestContext(ctx)
-		defer cancel()
-		result := "deleted"
-		_, err = c.Lookup(ctx, args[0])
-		if err == nil {
-			err = c.DeleteTopic(ctx, args[0])
-		}
-		if errors.Is(err, client.ErrUnknownTopic) {
-			result, err = "not_found", nil
-		}
-		if err != nil {
-			return a.brokerError(err)
-		}
-		return printRow(a, deleteRow{result})
+		return a.request(ctx, func(ctx context.Context, c *client.Client) error {
+			_, err := c.Lookup(ctx, args[0])
+			if err == nil {
+				err = c.DeleteTopic(ctx, args[0])
+			}
+			missing := errors.Is(err, client.ErrUnknownTopic)
+			if err != nil && !missing {
+				return a.brokerError(err)
+			}
+			return printRow(a, deletion(!missing))
+		})
 	})
 	return c
 }

@@ -188,7 +188,7 @@ func TestCLI_DumpReadsWhatTheBrokerWrites(t *testing.T) {
 	d.Kill()
 	wantOutput(t, run(t, d, 0, "", "dump", "--check", dir), "")
 	d = start(t, dir)
-	if err := d.Stop(30 * time.Second); err != nil {
+	if err := d.Stop(harness.DefaultStopTimeout); err != nil {
 		t.Fatal(err)
 	}
 	wantOutput(t, run(t, d, 0, "", "dump", "--check", dir), "")

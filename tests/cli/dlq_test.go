@@ -14,19 +14,26 @@ import (
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
-// reject has a group reject every message of a topic whose value begins with "bad", and acknowledge the others. It
-// returns what it was given: values, with "again:" in front of those that were redriven.
-func reject(t *testing.T, d *harness.Daemon, topic, group string, n int) []string {
+// consume joins a group; the test's end leaves it, if nothing else does.
+func consume(t *testing.T, d *harness.Daemon, topic, group string) *client.Consumer {
 	t.Helper()
 	c, err := client.Dial(t.Context(), d.ClientAddr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { _ = c.Close() })
 	k, err := c.NewConsumer(t.Context(), topic, group, client.ConsumerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return k
+}
+
+// reject has a group reject every message of a topic whose value begins with "bad", and acknowledge the others. It
+// returns what it was given: values, with "again:" in front of those that were redriven.
+func reject(t *testing.T, d *harness.Daemon, topic, group string, n int) []string {
+	t.Helper()
+	k := consume(t, d, topic, group)
 	var got []string
 	for len(got) < n {
 		select {
@@ -36,6 +43,7 @@ func reject(t *testing.T, d *harness.Daemon, topic, group string, n int) []strin
 				v = "again:" + v
 			}
 			got = append(got, v)
+			var err error
 			if strings.HasPrefix(v, "bad") {
 				err = m.Nack(protocol.NackReject)
 			} else {
@@ -44,7 +52,7 @@ func reject(t *testing.T, d *harness.Daemon, topic, group string, n int) []strin
 			if err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%d messages of %d came: %q", len(got), n, got)
 		}
 	}
@@ -212,15 +220,7 @@ func TestDLQ_RedriveIsResumable(t *testing.T) {
 		}
 		break
 	}
-	c, err := client.Dial(t.Context(), d.ClientAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	k, err := c.NewConsumer(t.Context(), "orders", "billing", client.ConsumerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := consume(t, d, "orders", "billing")
 	back := map[string]int{}
 	for len(back) < letters {
 		select {
@@ -232,7 +232,7 @@ func TestDLQ_RedriveIsResumable(t *testing.T) {
 			if err := m.Ack(); err != nil {
 				t.Fatal(err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("%d of %d messages are back after %d kills", len(back), letters, kills)
 		}
 	}
@@ -267,15 +267,7 @@ func TestGroups_ResetAndDelete(t *testing.T) {
 		t.Fatalf("%q", out)
 	}
 	reset(0, "--to", "1h")
-	c, err := client.Dial(t.Context(), d.ClientAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	k, err := c.NewConsumer(t.Context(), "t", "g", client.ConsumerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := consume(t, d, "t", "g")
 	reset(4, "--to", "latest")
 	if out := reset(0, "--to", "latest", "--force"); !strings.HasSuffix(out, "\t4\n") {
 		t.Fatalf("%q", out)
@@ -328,15 +320,7 @@ func TestGroups_CreateAndSet(t *testing.T) {
 		t.Fatalf("%q", out)
 	}
 	run(t, d, 0, "", "pub", "t", "poison")
-	c, err := client.Dial(t.Context(), d.ClientAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	k, err := c.NewConsumer(t.Context(), "t", "g", client.ConsumerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := consume(t, d, "t", "g")
 	m := <-k.Messages()
 	if err := m.Nack(protocol.NackRetryLater); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mortarmq/mortarmq/client"
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
@@ -58,15 +57,7 @@ func TestCLI_TopicsDescribe(t *testing.T) {
 func TestCLI_GroupsWithMembersAreDeletedByForceOnly(t *testing.T) {
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "1")
-	c, err := client.Dial(t.Context(), d.ClientAddr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	k, err := c.NewConsumer(t.Context(), "orders", "billing", client.ConsumerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := consume(t, d, "orders", "billing")
 	wantError(t, d, 4, "--force", "groups", "delete", "billing", "--topic", "orders")
 	if _, stderr := runBoth(t, d, 0, "", "groups", "describe", "billing"); !strings.Contains(stderr, "1 connected member,") {
 		t.Errorf("describe says %s", stderr)

@@ -214,19 +214,35 @@ func (b *Broker) confirm(c *conn, payload []byte) error {
 	return nil
 }
 
+// sub returns a subscription of the connection.
+func (c *conn) sub(id uint16) (*subscription, error) {
+	if id == 0 || int(id) > len(c.subs) {
+		return nil, protocol.CodeUnknownMember
+	}
+	return c.subs[id-1], nil
+}
+
+// cursor returns a partition of a subscription's group.
+func (c *conn) cursor(id, part uint16) (*cursor, error) {
+	s, err := c.sub(id)
+	if err != nil {
+		return nil, err
+	}
+	if int(part) >= len(s.group.cursor) {
+		return nil, protocol.CodeUnknownPartition
+	}
+	return &s.group.cursor[part], nil
+}
+
 func (b *Broker) ack(c *conn, payload []byte) error {
 	var req protocol.Ack
 	if err := req.Decode(payload); err != nil {
 		return err
 	}
-	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
-		return protocol.CodeUnknownMember
+	cur, err := c.cursor(req.SubscriptionID, req.Partition)
+	if err != nil {
+		return err
 	}
-	g := c.subs[req.SubscriptionID-1].group
-	if int(req.Partition) >= len(g.cursor) {
-		return protocol.CodeUnknownPartition
-	}
-	cur := &g.cursor[req.Partition]
 	if req.Flags&protocol.AckFlagCumulative != 0 {
 		for seq := range cur.inFlight {
 			if seq <= req.Sequence {
@@ -248,14 +264,10 @@ func (b *Broker) nack(c *conn, payload []byte) error {
 	if err := req.Decode(payload); err != nil {
 		return err
 	}
-	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
-		return protocol.CodeUnknownMember
+	cur, err := c.cursor(req.SubscriptionID, req.Partition)
+	if err != nil {
+		return err
 	}
-	g := c.subs[req.SubscriptionID-1].group
-	if int(req.Partition) >= len(g.cursor) {
-		return protocol.CodeUnknownPartition
-	}
-	cur := &g.cursor[req.Partition]
 	if cur.inFlight[req.Sequence] != req.DeliveryID {
 		return protocol.CodeUnknownDelivery
 	}
@@ -290,10 +302,10 @@ func (b *Broker) credit(c *conn, payload []byte) error {
 	if err := req.Decode(payload); err != nil {
 		return err
 	}
-	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
-		return protocol.CodeUnknownMember
+	s, err := c.sub(req.SubscriptionID)
+	if err != nil {
+		return err
 	}
-	s := c.subs[req.SubscriptionID-1]
 	switch req.Mode {
 	case protocol.CreditSet:
 		s.credit, s.window, s.creditB, s.windowB = int(req.Count), int(req.Count), int(req.Bytes), int(req.Bytes)
@@ -315,10 +327,10 @@ func (b *Broker) pull(c *conn, payload []byte) error {
 	if err := req.Decode(payload); err != nil {
 		return err
 	}
-	if req.SubscriptionID == 0 || int(req.SubscriptionID) > len(c.subs) {
-		return protocol.CodeUnknownMember
+	s, err := c.sub(req.SubscriptionID)
+	if err != nil {
+		return err
 	}
-	s := c.subs[req.SubscriptionID-1]
 	limit := int(req.MaxMsgs)
 	for p := range s.group.cursor {
 		if s.group.cursor[p].confirmed {
