@@ -116,6 +116,7 @@ func (n *Node) filled(log int, transfer peerwire.Transfer, err error) {
 		return
 	}
 	delete(n.catchings, log)
+	delete(n.repairs, log)
 	if err := c.file.Close(waiter{n.disk}); err != nil {
 		n.log.Warn("closing the progress of a catch-up", "log", log, "err", err)
 	}

@@ -19,6 +19,8 @@ type clusterOptions struct {
 	random func() uint64
 	// failed hears of a disk that failed; any goroutine calls it.
 	failed func(error)
+	// damaged hears of files of a log that are damaged; any goroutine calls it.
+	damaged func(log int)
 	// floors are the points that logs must not end before, from catch-ups that were interrupted; by log.
 	floors []replica.Point
 	// history is NodeOptions.HistoryBytes.

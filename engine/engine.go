@@ -239,6 +239,9 @@ func (e *Engine) report(journal int, r *wal.Recovery) {
 	if r.DedupLost != nil {
 		log.Warn("the windows of producers are incomplete: a publish from before the crash that is sent again may be stored twice", "err", r.DedupLost)
 	}
+	if c := e.opts.cluster; c != nil && (r.Metadata != nil || len(r.Quarantined) > 0) {
+		c.damaged(journal)
+	}
 	if r.Metadata != nil {
 		e.coord.Quarantine(r.Metadata.Cause)
 		e.quarantine(*r.Metadata)

@@ -100,6 +100,9 @@ type Node struct {
 	catchings map[int]*catching
 	supplies  []*supply
 	floors    map[int]replica.Point
+	// repairs are the logs with damaged files, lastOf is where the logs ended when the machine last heard of them.
+	repairs   map[int]bool
+	lastOf    map[int]replica.Point
 	afterOpen []func()
 	lastFetch uint32
 	stalled   bool
@@ -204,6 +207,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 		opts: o, log: o.Engine.Logger.With("node", o.Self), done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[uint32]*fetch{},
 		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
+		repairs: map[int]bool{}, lastOf: map[int]replica.Point{},
 	}
 	for _, info := range o.Nodes {
 		n.ids = append(n.ids, info.ID)
@@ -303,15 +307,49 @@ func (n *Node) start(state replica.Persistent) error {
 	return nil
 }
 
-// openEngine opens the engine; any goroutine but one at a time.
+// openEngine opens the engine; any goroutine but one at a time. Data that can't be trusted is set aside: this node then begins
+// with nothing, and gets everything from the others.
 func (n *Node) openEngine(logs int) (*Engine, error) {
+	e, err := n.tryEngine(logs)
+	if err == nil || !errors.Is(err, wal.ErrCorrupt) {
+		return e, err
+	}
+	if err := n.suspect(err); err != nil {
+		return nil, err
+	}
+	if err := n.setAside(err); err != nil {
+		return nil, err
+	}
+	return n.tryEngine(logs)
+}
+
+func (n *Node) tryEngine(logs int) (*Engine, error) {
 	o := n.opts.Engine
 	o.cluster = &clusterOptions{
 		self: n.opts.Self, nodes: n.ids, logs: logs, peers: n.opts.Peers,
 		suspect: n.suspect, failed: n.failed, random: n.opts.Random,
-		floors: n.floorList(logs), history: n.opts.HistoryBytes,
+		damaged: func(log int) { n.do(func() { n.damaged(log) }) },
+		floors:  n.floorList(logs), history: n.opts.HistoryBytes,
 	}
 	return Open(o)
+}
+
+// setAside moves the data out of the way.
+func (n *Node) setAside(reason error) error {
+	to := fmt.Sprintf("quarantine-%d", n.wallMs())
+	n.log.Error("this node's data can't be trusted: it is set aside, and made again from the other nodes", "where", to, "err", reason)
+	return n.withDevice(func(d Device) error {
+		return wal.SetAside(waiter{d}, n.opts.Engine.DataDir, to, []string{wal.ReplicaStateName, "LOCK", layoutFile})
+	})
+}
+
+// withDevice runs f with a disk of its own.
+func (n *Node) withDevice(f func(Device) error) error {
+	d, err := (&Engine{opts: n.opts.Engine, log: n.log}).openDevice()
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(d), d.Close())
 }
 
 // readFloors looks for catch-ups that were interrupted.
@@ -336,20 +374,55 @@ func (n *Node) floorList(logs int) []replica.Point {
 	return list
 }
 
-// suspect puts on record that rounds may be missing that this node vouched for. It runs on the goroutine that opens the
-// engine, while the control loop waits for it.
+// suspect puts on record that rounds may be missing that this node vouched for, before anything is written. It runs on the
+// goroutine that opens the engine.
 func (n *Node) suspect(reason error) error {
-	n.log.Error("the end of a journal is damaged: this node counts for nothing until it has everything again", "err", reason)
-	s := n.file.State()
-	s.Suspect = true
-	d, err := (&Engine{opts: n.opts.Engine, log: n.log}).openDevice()
-	if err != nil {
-		return err
+	n.log.Error("this node's data is damaged: it counts for nothing until it has everything again", "err", reason)
+	if n.machine == nil || n.opts.Engine.Stepped {
+		// The control loop waits for the engine.
+		if n.machine != nil {
+			n.machine.Damaged(n.now())
+		}
+		s := n.file.State()
+		s.Suspect = true
+		return n.withDevice(func(d Device) error {
+			n.file.SetDisk(d)
+			defer n.file.SetDisk(n.disk)
+			return n.file.SaveWait(waiter{d}, s)
+		})
 	}
-	n.file.SetDisk(d)
-	err = n.file.SaveWait(waiter{d}, s)
-	n.file.SetDisk(n.disk)
-	return errors.Join(err, d.Close())
+	saved := make(chan error, 1)
+	n.do(func() {
+		n.machine.Damaged(n.now())
+		n.carryOut()
+		n.file.Save(n.file.State(), func(err error) { saved <- err }) // behind what Damaged has saved
+	})
+	return <-saved
+}
+
+// damaged takes note of files of a log that turned out to be damaged: this node counts for nothing until the log was caught
+// up with them made anew.
+func (n *Node) damaged(log int) {
+	if n.repairs[log] {
+		return
+	}
+	n.repairs[log] = true
+	n.log.Error("files of this node are damaged: they are made again from the leader", "log", log)
+	n.machine.Damaged(n.now())
+}
+
+// repair begins to make damaged files again once there is a leader to get them from.
+func (n *Node) repair(e *Engine) {
+	leader, _ := n.machine.Leader()
+	if leader == 0 || leader == n.opts.Self {
+		return
+	}
+	for log := range e.shards {
+		if n.repairs[log] && n.catchings[log] == nil {
+			n.floors[log] = replica.Point{Epoch: n.lastOf[log].Epoch, Index: n.lastOf[log].Index}
+			n.machine.Behind(n.now(), log)
+		}
+	}
 }
 
 // closeEngine ends an engine; nil is none.
@@ -418,6 +491,9 @@ func (n *Node) look() {
 			n.machine.Progress(n.now(), i, &n.progress)
 		}
 		stalled = stalled || since != 0 && e.now()-since > stallAfter
+	}
+	if len(n.repairs) > 0 {
+		n.repair(e)
 	}
 	if stalled != n.stalled {
 		n.stalled = stalled
@@ -585,6 +661,9 @@ func (n *Node) fence(epoch replica.Epoch) {
 }
 
 func (n *Node) fencedAll() {
+	for log, end := range n.fencing.ends {
+		n.lastOf[log] = end.Last
+	}
 	n.machine.Fenced(n.now(), n.fencing.epoch, n.fencing.ends)
 	if n.led != 0 && n.fencing.epoch > n.led {
 		// It led before. What it knows beyond what is committed is worth nothing any more.

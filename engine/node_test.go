@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -455,4 +456,84 @@ func (n *Node) catchingNow() []int {
 		answer <- logs
 	})
 	return <-answer
+}
+
+// damage changes a byte of a file.
+func damage(t *testing.T, path string, at func(b []byte) int) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := at(b)
+	b[i] ^= 0x40
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	if _, err := f.WriteAt(b[i:i+1], int64(i)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNode_ADamagedJournalIsMadeAgainFromTheOthers(t *testing.T) {
+	for name, at := range map[string]func(b []byte) int{
+		"the header of a file": func([]byte) int { return 20 },
+		"the last round": func(b []byte) int {
+			last := 0
+			for off := 0; off < len(b); off += 4096 {
+				if bytes.HasPrefix(b[off:], []byte("MRND")) {
+					last = off
+				}
+			}
+			return last + 90
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTrio(t, nil)
+			first := c.leader()
+			p := newNodePeer(t, c.nodes[first])
+			topic, err := p.declare("orders", 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range uint64(50) {
+				if _, err := p.publish(protocol.Pub{TopicID: topic.TopicID, ProducerID: 5, ProducerSeq: i + 1, Value: []byte("before")}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			hurt := first%3 + 1
+			c.stop(hurt)
+			files, err := filepath.Glob(filepath.Join(c.dirs[hurt], "journal", "0", "*.mmj"))
+			if err != nil || len(files) == 0 {
+				t.Fatalf("no journal: %v", err)
+			}
+			damage(t, files[0], at)
+			c.start(hurt)
+			c.waitStanding(hurt, replica.Voter)
+			other := hurt%3 + 1
+			if other == first {
+				other = other%3 + 1
+			}
+			c.stop(other)
+			for i := uint64(51); i <= 60; {
+				res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, ProducerID: 5, ProducerSeq: i, Value: []byte("after")})
+				if err != nil {
+					time.Sleep(20 * time.Millisecond)
+					continue
+				}
+				if res.Sequence != i {
+					t.Fatalf("publish %d is at %d", i, res.Sequence)
+				}
+				i++
+			}
+			c.stop(first)
+			c.start(other)
+			c.leader()
+		})
+	}
 }

@@ -151,6 +151,9 @@ func (l *storeLoop) hook() {
 		l.eng.quarantine(r)
 		if id := r.Stream; id.Kind == wal.Messages {
 			sh.inbox.Push(message{kind: msgQuarantine, topic: id.Topic, index: id.Partition})
+			if c := l.eng.opts.cluster; c != nil {
+				c.damaged(l.id)
+			}
 		}
 	})
 	l.store.OnSweepStart(func(n wal.RoundNumber) {
