@@ -18,6 +18,9 @@
 // was received lies in memory of its own, which is the handler's until it releases it; small frames are taken apart in the
 // read buffer. In steady state nothing is allocated for an APPEND or a FLUSHED on either side.
 //
+// A small frame that finds nothing else waiting is written by the goroutine that sends it, if the socket takes it without
+// waiting (direct.go): a lone round need not wait for the writer to wake up, neither as APPEND nor as FLUSHED.
+//
 // Blocking reads and writes are right here, unlike on the client port: a node has two peers, not thousands of clients.
 //
 // # Bounds

@@ -81,7 +81,7 @@ func (c *faultyConn) Read(b []byte) (int, error) {
 
 // quick are timeouts for tests in which connections die.
 func quick(o *Options) {
-	o.PingInterval, o.IdleTimeout = 20*time.Millisecond, 400*time.Millisecond
+	o.PingInterval, o.IdleTimeout, o.HandshakeTimeout = 20*time.Millisecond, 400*time.Millisecond, 2*time.Second
 	o.BackoffMin, o.BackoffMax = time.Millisecond, 10*time.Millisecond
 }
 

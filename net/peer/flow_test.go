@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"reflect"
+	"strconv"
 	"testing"
 	"time"
 
@@ -22,7 +23,13 @@ func randomBytes(n int) []byte {
 }
 
 func TestTransport_SlowReaderIsHeldUpWithinBoundsAndOnItsOwnLaneOnly(t *testing.T) {
-	const unreleased, queued, size = 1 << 20, 1 << 20, 64 << 10
+	for _, size := range []int{directBytes / 2, 64 << 10} { // written by the sender, while the socket takes it, and by the writer
+		t.Run(strconv.Itoa(size), func(t *testing.T) { slowReader(t, size) })
+	}
+}
+
+func slowReader(t *testing.T, size int) {
+	const unreleased, queued = 1 << 20, 1 << 20
 	nodes := newNodes(t, 2, func(o *Options) {
 		o.Unreleased, o.LogQueue = unreleased, queued
 	})
@@ -40,7 +47,7 @@ func TestTransport_SlowReaderIsHeldUpWithinBoundsAndOnItsOwnLaneOnly(t *testing.
 			return false
 		}
 		lanes, _ := a.Stats()
-		return lanes[peerwire.Log].QueuedBytes > queued-size-100 &&
+		return lanes[peerwire.Log].QueuedBytes > int64(queued-size-100) &&
 			b.rec.count(func(e *event) bool { return e.what == "APPEND" }) == unreleased/size-1
 	})
 	// The other lanes go on meanwhile.
@@ -56,7 +63,7 @@ func TestTransport_SlowReaderIsHeldUpWithinBoundsAndOnItsOwnLaneOnly(t *testing.
 		t.Errorf("%d rounds of %d KiB were handed to a reader that releases none", n, size>>10)
 	}
 	b.rec.letGo()
-	a.rec.waitOne(t, "writable", b.id)
+	a.rec.wait(t, "writable", 1, func(e *event) bool { return e.what == "writable" && e.lane == peerwire.Log })
 	got := b.rec.wait(t, "the rest", sent, func(e *event) bool { return e.what == "APPEND" })
 	for i, e := range got {
 		if e.append != numbered(i+1) || !bytes.Equal(e.payload, payload) {
@@ -113,24 +120,26 @@ func TestTransport_NothingIsTakenForNodesThatAreNotConnected(t *testing.T) {
 
 func TestTransport_FlushedOfTheSameLogReplaceEachOther(t *testing.T) {
 	q := newQueue(1 << 20)
-	q.start(1)
+	q.start(1, nil)
 	for i := range 100 {
 		for log := range 3 {
 			q.putFlushed(&peerwire.Flushed{Log: uint16(log), Epoch: 1, Index: replica.Index(100*log + i)})
 		}
 	}
-	small, _ := q.take(nil, nil)
-	if len(small) != 3 {
-		t.Fatalf("%d frames are to be sent", len(small))
+	var b batch
+	q.take(&b)
+	if len(b.small) != 3 || len(b.frames) != 0 {
+		t.Fatalf("%d frames are to be sent", len(b.small))
 	}
-	for log := range small {
+	for log := range b.small {
 		var f peerwire.Flushed
-		if err := peerwire.DecodeFlushed(small[log].head[peerwire.HeaderLen:small[log].n], &f); err != nil || f.Index != replica.Index(100*log+99) {
+		if err := peerwire.DecodeFlushed(b.small[log].head[peerwire.HeaderLen:b.small[log].n], &f); err != nil || f.Index != replica.Index(100*log+99) {
 			t.Errorf("%+v, %v", f, err)
 		}
 	}
-	if again, _ := q.take(nil, nil); len(again) != 0 {
-		t.Errorf("%d frames are sent twice", len(again))
+	q.written(0)
+	if q.take(&b); !b.empty() {
+		t.Errorf("%d frames are sent twice", len(b.small))
 	}
 }
 

@@ -234,6 +234,8 @@ func startNode(t *testing.T, id replica.NodeID, l net.Listener, peers map[replic
 		Self: id, Listener: l, Peers: peers, Secret: testSecret, Handler: n.rec,
 		Identity: func() Identity { return testIdentity },
 		Logger:   slog.New(slog.NewTextHandler(n.logs, nil)),
+		// No connection ends because the machine is busy, unless a test wants them to.
+		IdleTimeout: patience, HandshakeTimeout: patience,
 	}
 	if change != nil {
 		change(&o)

@@ -154,7 +154,7 @@ func (l *link) serve(ctx context.Context, c *accepted) {
 
 	l.stats.connects.Add(1)
 	l.stats.version.Store(uint32(c.peer.Version))
-	l.queue.start(c.peer.Version)
+	l.queue.start(c.peer.Version, newDirect(s))
 	l.health.up(l, &c.peer)
 	h := l.t.opt.Handler
 	h.Connected(l.id, l.lane, c.peer)

@@ -35,8 +35,8 @@ func (f *outFrame) set(version uint8, k peerwire.Kind, fixed int, rest []byte, o
 	f.n, f.rest, f.owner = peerwire.HeaderLen+fixed, rest, owner
 }
 
-// queue holds what waits for one lane of a peer. Any goroutine puts frames in; the writer of the lane's connection takes
-// them out. It takes nothing while there is no connection.
+// queue holds what waits for one lane of a peer. Any goroutine puts frames in. The writer of the lane's connection takes them
+// out, or whoever puts in a small one writes it by itself (direct.go). It takes nothing while there is no connection.
 type queue struct {
 	wake  chan struct{} // one element: the writer has something to do
 	limit int64
@@ -44,14 +44,17 @@ type queue struct {
 	mu      sync.Mutex
 	open    bool
 	version uint8
+	// writing is set while somebody writes to the connection; nobody else does meanwhile.
+	writing bool
+	direct  *direct // nil where the connection can't be written to without waiting
 	pending []outFrame
-	// bytes counts pending frames and those that the writer has taken and not yet written.
+	// bytes counts pending frames and those that are being written.
 	bytes   int64
 	refused bool // since the queue was last half empty
 	// flushed has the newest FLUSHED of each log: an older one says nothing that it doesn't.
 	flushed []peerwire.Flushed
-	pong    uint64
-	hasPong bool
+	// What the transport itself has to say: a PING's time, a PONG's; 0 = nothing.
+	ping, pong uint64
 }
 
 func newQueue(limit int64) *queue { return &queue{wake: make(chan struct{}, 1), limit: limit} }
@@ -64,17 +67,18 @@ func (q *queue) signal() {
 }
 
 // start opens the queue for a connection that speaks version.
-func (q *queue) start(version uint8) {
+func (q *queue) start(version uint8, d *direct) {
 	q.mu.Lock()
-	q.open, q.version = true, version
+	q.open, q.version, q.direct, q.writing = true, version, d, false
 	q.mu.Unlock()
 }
 
-// stop closes the queue and drops what waits in it. The writer gives back the room of what it has taken.
+// stop closes the queue and drops what waits in it. Who writes gives back the room of what he has taken.
 func (q *queue) stop() {
 	q.mu.Lock()
 	dropped := q.pending
-	q.open, q.pending, q.flushed, q.hasPong, q.refused = false, nil, q.flushed[:0], false, false
+	q.open, q.direct, q.refused = false, nil, false
+	q.pending, q.flushed, q.ping, q.pong = nil, q.flushed[:0], 0, 0
 	for i := range dropped {
 		q.bytes -= dropped[i].bytes()
 	}
@@ -102,9 +106,12 @@ func (q *queue) reserve(n int64) *outFrame {
 	return &q.pending[len(q.pending)-1]
 }
 
+// commit unlocks the queue and sees to it that what was put in is written.
 func (q *queue) commit() {
-	q.mu.Unlock()
-	q.signal()
+	if !q.writeDirectly() {
+		q.mu.Unlock()
+		q.signal()
+	}
 }
 
 // put queues a frame whose first fixed bytes are copied from body.
@@ -140,42 +147,84 @@ func (q *queue) putFlushed(f *peerwire.Flushed) bool {
 	return true
 }
 
-func (q *queue) putPong(sent uint64) {
+// putPing and putPong queue those frames; neither value is ever 0.
+func (q *queue) putPing(now uint64)  { q.putOwn(&q.ping, now) }
+func (q *queue) putPong(sent uint64) { q.putOwn(&q.pong, sent) }
+
+func (q *queue) putOwn(field *uint64, v uint64) {
 	q.mu.Lock()
-	q.pong, q.hasPong = sent, q.open
-	q.commit()
+	if q.open {
+		*field = v
+	}
+	q.mu.Unlock()
+	q.signal()
 }
 
-// take hands everything that waits to the writer: the transport's own frames and the FLUSHED ones appended to frames, and
-// the others in exchange for the empty slice spare.
-func (q *queue) take(small []outFrame, spare []outFrame) (own, frames []outFrame) {
+// batch is what a writer has taken from the queue.
+type batch struct {
+	rest   []byte     // of a frame that was written in part
+	small  []outFrame // the transport's own frames, FLUSHED
+	frames []outFrame // the others
+	// writable says that there is room again after frames were refused.
+	writable bool
+}
+
+func (b *batch) empty() bool { return len(b.rest)+len(b.small)+len(b.frames) == 0 }
+
+// waits reports whether the writer has something to do.
+func (q *queue) waits() bool {
+	return len(q.pending)+len(q.flushed) > 0 || q.ping+q.pong > 0 || q.refused || (q.direct != nil && len(q.direct.rest) > 0)
+}
+
+// take hands everything that waits to the writer, in exchange for the memory of what it took last. Unless b is empty
+// afterwards, written must be called next.
+func (q *queue) take(b *batch) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.hasPong {
-		small = append(small, outFrame{})
-		putU64(&small[len(small)-1], q.version, peerwire.KindPong, q.pong)
-		q.hasPong = false
+	b.rest, b.small, b.frames = nil, b.small[:0], b.frames[:0]
+	b.writable = q.refused && q.bytes <= q.limit/2
+	if b.writable {
+		q.refused = false
+	}
+	if q.writing {
+		return // who writes wakes the writer
+	}
+	if q.direct != nil {
+		b.rest = q.direct.rest
+	}
+	b.frames, q.pending = q.pending, b.frames
+	if q.pong > 0 {
+		putU64(b.add(), q.version, peerwire.KindPong, q.pong)
+	}
+	if q.ping > 0 {
+		putU64(b.add(), q.version, peerwire.KindPing, q.ping)
 	}
 	for i := range q.flushed {
-		small = append(small, outFrame{})
-		f := &small[len(small)-1]
-		peerwire.PutFlushed(f.head[peerwire.HeaderLen:], &q.flushed[i])
-		f.set(q.version, peerwire.KindFlushed, peerwire.FlushedLen, nil, nil)
+		b.add().setFlushed(q.version, &q.flushed[i])
 	}
-	q.flushed = q.flushed[:0]
-	frames, q.pending = q.pending, spare[:0]
-	return small, frames
+	q.flushed, q.ping, q.pong = q.flushed[:0], 0, 0
+	q.writing = !b.empty()
 }
 
-// written gives room back and reports whether somebody waits for it.
-func (q *queue) written(n int64) (writable bool) {
+func (b *batch) add() *outFrame {
+	b.small = append(b.small, outFrame{})
+	return &b.small[len(b.small)-1]
+}
+
+func (f *outFrame) setFlushed(version uint8, flushed *peerwire.Flushed) {
+	peerwire.PutFlushed(f.head[peerwire.HeaderLen:], flushed)
+	f.set(version, peerwire.KindFlushed, peerwire.FlushedLen, nil, nil)
+}
+
+// written gives back the room of what the writer has taken, and the connection.
+func (q *queue) written(n int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.bytes -= n
-	if writable = q.refused && q.bytes <= q.limit/2; writable {
-		q.refused = false
+	q.writing = false
+	if q.direct != nil {
+		q.direct.rest = nil
 	}
-	return writable
 }
 
 // waiting returns the bytes in the queue and at the writer.

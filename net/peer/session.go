@@ -50,7 +50,7 @@ type session struct {
 	reject     peerwire.Reject
 
 	// The writer's.
-	small, frames []outFrame
+	batch         batch
 	iov, vec      net.Buffers
 	plain, packed []byte // a body before and after its compression
 }
@@ -328,33 +328,39 @@ func (s *session) writeLoop() error {
 	defer ticker.Stop()
 	q := s.link.queue
 	for {
-		s.small, s.frames = q.take(s.small[:0], s.frames)
-		if len(s.small)+len(s.frames) == 0 {
-			select {
-			case <-q.wake:
-				continue
-			case <-s.done:
-				return nil
-			case <-ticker.C:
-				s.small = append(s.small, outFrame{})
-				putU64(&s.small[0], s.peer.Version, peerwire.KindPing, uint64(s.link.t.clock()))
-			}
+		q.take(&s.batch)
+		if s.batch.writable {
+			s.link.t.opt.Handler.Writable(s.link.id, s.link.lane)
 		}
-		if err := s.write(); err != nil {
-			return err
+		if !s.batch.empty() {
+			if err := s.write(); err != nil {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-q.wake:
+		case <-s.done:
+			return nil
+		case <-ticker.C:
+			q.putPing(uint64(s.link.t.clock()))
 		}
 	}
 }
 
 // write writes the frames that were taken from the queue and releases them, whether or not it succeeds.
 func (s *session) write() error {
-	var taken int64
-	for i := range s.small {
-		s.encode(&s.small[i])
+	b := &s.batch
+	if len(b.rest) > 0 {
+		s.iov = append(s.iov, b.rest)
 	}
+	for i := range b.small {
+		s.encode(&b.small[i])
+	}
+	var taken int64
 	err := error(nil)
-	for i := range s.frames {
-		f := &s.frames[i]
+	for i := range b.frames {
+		f := &b.frames[i]
 		taken += f.bytes()
 		if err != nil {
 			continue
@@ -367,13 +373,11 @@ func (s *session) write() error {
 	if err == nil {
 		err = s.flush()
 	}
-	for i := range s.frames {
-		s.frames[i].release()
+	for i := range b.frames {
+		b.frames[i].release()
 	}
-	s.link.stats.framesOut.Add(uint64(len(s.small) + len(s.frames)))
-	if s.link.queue.written(taken) && err == nil {
-		s.link.t.opt.Handler.Writable(s.link.id, s.link.lane)
-	}
+	s.link.stats.framesOut.Add(uint64(len(b.small) + len(b.frames)))
+	s.link.queue.written(taken)
 	return err
 }
 

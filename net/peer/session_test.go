@@ -48,7 +48,7 @@ func listenTo(t testing.TB, lane peerwire.Lane, said []byte) ([]event, error) {
 	}
 	l := tr.link(1, lane)
 	s := newSession(l, &accepted{conn: &heardConn{in: bytes.NewReader(said)}, peer: Peer{Version: 1}})
-	l.queue.start(1)
+	l.queue.start(1, nil)
 	err = s.readLoop()
 	if l.budget.taken != 0 {
 		t.Errorf("%d bytes were never released", l.budget.taken)

@@ -2,7 +2,9 @@ package peer
 
 import (
 	"bytes"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/mortarmq/mortarmq/engine/peerwire"
@@ -48,5 +50,42 @@ func TestTransport_NodesConnectOnEveryLaneAndExchangeFrames(t *testing.T) {
 				t.Errorf("REJECT arrived as %+v", got.reject)
 			}
 		}
+	}
+}
+
+// TestTransport_FramesOfManySendersArriveOnceEach has senders of small and large frames at once: those that are written by
+// their senders must not get between the others.
+func TestTransport_FramesOfManySendersArriveOnceEach(t *testing.T) {
+	nodes := newNodes(t, 2, nil)
+	waitConnected(t, nodes)
+	a, b := nodes[0], nodes[1]
+	const senders, each = 8, 300
+	payload := randomBytes(32 << 10)
+	var running sync.WaitGroup
+	for sender := range senders {
+		running.Go(func() {
+			for i := range each {
+				f := numbered(i + 1)
+				f.Log = uint16(sender)
+				for !a.Append(b.id, &f, payload[:1+(i*i*(sender+1))%len(payload)], nil) {
+					runtime.Gosched()
+				}
+				a.Flushed(b.id, &peerwire.Flushed{Log: f.Log, Epoch: 1, Index: f.Point.Index})
+			}
+		})
+	}
+	running.Wait()
+	next := make([]replica.Index, senders)
+	for _, e := range b.rec.wait(t, "all rounds", senders*each, func(e *event) bool { return e.what == "APPEND" }) {
+		i := int(e.append.Point.Index) - 1
+		if e.append.Prev.Index != next[e.append.Log] || !bytes.Equal(e.payload, payload[:1+(i*i*(int(e.append.Log)+1))%len(payload)]) {
+			t.Fatalf("out of turn: %+v", e.append)
+		}
+		next[e.append.Log]++
+	}
+	for sender := range senders {
+		b.rec.wait(t, "the last FLUSHED", 1, func(e *event) bool {
+			return e.what == "FLUSHED" && e.flushed.Log == uint16(sender) && e.flushed.Index == each
+		})
 	}
 }
