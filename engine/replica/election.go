@@ -220,9 +220,10 @@ func (n *Node) refuse(to NodeID, asked Epoch, why Reason) {
 
 func (n *Node) onPrepare(from NodeID, m Message) {
 	promised := m.Epoch == n.state.Promised && n.state.Candidate == from
-	if mutant("two-promises-one-epoch") && m.Epoch == n.state.Promised {
-		promised = true
-		n.state.Candidate = from
+	if mutant("two-promises-one-epoch") && m.Epoch == n.state.Promised && n.role == follower {
+		n.state.Candidate, n.owePromise = from, true
+		n.settle()
+		return
 	}
 	if m.Epoch < n.state.Promised || m.Epoch == n.state.Promised && !promised {
 		n.refuse(from, m.Epoch, StaleEpoch)
@@ -298,7 +299,7 @@ func (n *Node) win() {
 			}
 		}
 		// A log that ends behind a committed round, by epoch and index, has that round.
-		if best.Last.Less(floor) {
+		if best.Last.Less(floor) && !mutant("floor-ignored") {
 			n.emit(Event{What: EventLosingElection, Peer: n.elec.from[k], Epoch: n.elec.epoch, Log: k, Code: protocol.CodeUncleanElectionRejected})
 			n.giveUp()
 			return
@@ -323,7 +324,7 @@ func (n *Node) fetch() {
 			after = own.Last.Index // both have it from the same leader: nothing to replace
 		}
 		n.elec.missing[k] = true
-		n.emit(FetchLog{Epoch: n.elec.epoch, Log: k, From: n.elec.from[k], After: after, Upto: best.Last})
+		n.emit(FetchLog{Epoch: n.elec.epoch, Log: k, From: n.elec.from[k], After: after, Upto: best.Last, Own: own.Last})
 	}
 	n.fetchedAll()
 }

@@ -135,7 +135,7 @@ func (l *Log) Fence(epoch Epoch) End {
 	if epoch > l.fence {
 		l.fence = epoch
 	}
-	if l.epoch < l.fence {
+	if l.epoch < l.fence && !mutant("stale-epoch-taken") {
 		l.epoch, l.leading = 0, false
 	}
 	return l.End()
@@ -190,6 +190,9 @@ func (l *Log) Flushed(ticket uint64) {
 	l.writes = append(l.writes[:0], l.writes[at:]...)
 	index := l.writes[0].first + Index(ticket-l.writes[0].ticket)
 	for _, later := range l.writes[1:] {
+		if mutant("replaced-flush-counts") {
+			break
+		}
 		index = min(index, later.first-1) // replaced since
 	}
 	l.flushed = max(l.flushed, min(index, l.runs.last))

@@ -52,7 +52,7 @@ type Verdict struct {
 // commit index. Nothing of it is trusted. The host writes the round if told so, then looks at Commit and Ack.
 func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 	switch {
-	case epoch < l.fence:
+	case epoch < l.fence && !(mutant("stale-epoch-taken") && epoch == l.epoch):
 		return Verdict{Kind: Stale}
 	case epoch != l.epoch || l.leading:
 		return Verdict{Kind: NotFollowing}
@@ -138,7 +138,7 @@ func (l *Log) LeaderCommit(epoch Epoch, commit Index) {
 // too long ago is not believed: rounds that the leader may count on must not be given up. It is asked again before they are.
 func (l *Log) Behind(epoch Epoch, lowest Index) bool {
 	e, acked := l.Ack()
-	return e == epoch && e != 0 && acked+1 < lowest
+	return e == epoch && e != 0 && (acked+1 < lowest || mutant("old-notice-believed"))
 }
 
 // Ack returns what a follower vouches for with FLUSHED: up to there the log is the leader's and durable. epoch is 0 if no
@@ -146,6 +146,9 @@ func (l *Log) Behind(epoch Epoch, lowest Index) bool {
 func (l *Log) Ack() (epoch Epoch, index Index) {
 	if l.epoch == 0 || l.leading {
 		return 0, 0
+	}
+	if mutant("ack-before-flush") {
+		return l.epoch, l.matched
 	}
 	return l.epoch, min(l.matched, l.flushed)
 }

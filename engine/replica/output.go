@@ -51,14 +51,16 @@ type FenceLogs struct{ Epoch Epoch }
 // peer serves them only while its round at Upto.Index is Upto.
 //
 // If the peer has not all of these rounds in memory any more, the log catches up from it in bulk first, up to a cut that is
-// committed. Then, before anything is given up, the cut or this log's own last round, whichever is higher, is durable and
-// noted with Log.SetFloor: what is given up may be committed. Node.Fetching is called as long as that takes.
+// committed. Then, before anything is given up, the cut or Own, whichever is higher, is durable and noted with Log.SetFloor:
+// what is given up may be committed. Node.Fetching is called as long as that takes.
 type FetchLog struct {
 	Epoch Epoch
 	Log   int
 	From  NodeID
 	After Index
 	Upto  Point
+	// Own is where this node's log ended when it was fenced: it vouched for nothing behind.
+	Own Point
 }
 
 // Lead says that this node was elected: every log is to Lead(Epoch) and to seal its opening round. When all of these are

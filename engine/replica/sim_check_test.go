@@ -17,12 +17,8 @@ func (w *world) checkServing() {
 	}
 }
 
-// holds reports whether a host's disk has a round for good.
-func (h *host) holds(k int, p Point) bool {
-	if k >= len(h.disk.logs) {
-		return false
-	}
-	d := &h.disk.logs[k]
+// holds reports whether a log on a disk has a round for good.
+func (d *diskLog) holds(p Point) bool {
 	if p.Index <= d.base.Index {
 		return true
 	}
@@ -34,16 +30,22 @@ func (h *host) holds(k int, p Point) bool {
 	return false
 }
 
-// checkFlushed is that a round is visible only when a majority has flushed it.
+// checkFlushed is that a round is visible only when a majority of nodes that count has flushed it. What a disk lost counts:
+// it was flushed.
 func (w *world) checkFlushed(l *simLog, r *simRound) {
 	n := 0
 	for _, h := range w.hosts {
-		if h.holds(l.k, r.point) || h.id == w.rotten {
+		s := &h.disk.state
+		held := l.k < len(h.disk.logs) && h.disk.logs[l.k].holds(r.point) && !s.Learner && !s.Suspect
+		for _, was := range h.lost {
+			held = held || l.k < len(was) && was[l.k].holds(r.point)
+		}
+		if held {
 			n++
 		}
 	}
 	if n < majority(w.opt.nodes) {
-		w.fail("node %d log %d: round %v is committed and on %d disks", l.h.id, l.k, r.point, n)
+		w.fail("node %d log %d: round %v is committed and on %d disks that count", l.h.id, l.k, r.point, n)
 	}
 }
 

@@ -18,8 +18,11 @@ func (w *world) clients() {
 	w.after(w.between(2*time.Millisecond, 60*time.Millisecond), func() {
 		if !w.quiet {
 			for _, h := range w.hosts {
-				if !h.running() || h.node == nil || !h.node.Serving(h.clock()) {
+				if !h.running() || h.logs == nil {
 					continue
+				}
+				if !h.node.Serving(h.clock()) && !w.chance(0.2) {
+					continue // what was under way when serving ended may still be sealed
 				}
 				l := h.logs[w.rng.IntN(len(h.logs))]
 				for range 1 + w.rng.IntN(3) {
@@ -49,7 +52,7 @@ func (w *world) mischief() {
 
 func (w *world) fault() {
 	h := w.hosts[w.rng.IntN(len(w.hosts))]
-	switch w.rng.IntN(16) {
+	switch w.rng.IntN(18) {
 	case 0, 1, 2:
 		w.crashed(h, w.between(10*time.Millisecond, 2500*time.Millisecond))
 	case 3: // the power fails everywhere
@@ -66,10 +69,12 @@ func (w *world) fault() {
 		to := w.rng.IntN(len(w.hosts))
 		w.cut(int(h.id)-1, to)
 	case 8, 9:
-		w.saw("isolated")
+		w.isolate(h)
+	case 16, 17: // no heartbeat gets through, but rounds do
+		w.saw("mute")
 		for i := range w.hosts {
-			w.cut(int(h.id)-1, i)
-			w.cut(i, int(h.id)-1)
+			w.net.mute[h.id-1][i] = true
+			w.after(w.between(500*time.Millisecond, 3*time.Second), func() { w.net.mute[h.id-1][i] = false })
 		}
 	case 10, 11:
 		w.net.heal()
@@ -92,6 +97,59 @@ func (w *world) fault() {
 			w.after(w.between(10*time.Millisecond, 300*time.Millisecond), func() { w.crashed(h, w.between(10*time.Millisecond, time.Second)) })
 		}
 	}
+}
+
+func (w *world) isolate(h *host) {
+	w.saw("isolated")
+	for i := range w.hosts {
+		w.cut(int(h.id)-1, i)
+		w.cut(i, int(h.id)-1)
+	}
+}
+
+// onLead strikes when a node has just been elected.
+func (w *world) onLead(h *host) {
+	if w.calm || !w.chance(w.opt.onLead) {
+		return
+	}
+	w.after(w.between(0, 30*time.Millisecond), func() {
+		switch w.rng.IntN(4) {
+		case 0:
+			w.isolate(h)
+		case 1:
+			for _, h := range w.hosts {
+				w.crashed(h, w.between(10*time.Millisecond, 600*time.Millisecond))
+			}
+		default:
+			w.crashed(h, w.between(10*time.Millisecond, 2*time.Second))
+		}
+	})
+}
+
+// onCatchup strikes when a follower begins to catch up.
+func (w *world) onCatchup(h *host, leader NodeID) {
+	if w.calm || !w.chance(w.opt.onCatchup) {
+		return
+	}
+	w.after(w.between(0, 300*time.Millisecond), func() {
+		if w.chance(0.5) {
+			w.crashed(h, w.between(10*time.Millisecond, 600*time.Millisecond))
+		}
+		w.crashed(w.hosts[leader-1], w.between(10*time.Millisecond, 2500*time.Millisecond))
+	})
+}
+
+// onFetch strikes when an elected node fetches what it lacks.
+func (w *world) onFetch(h *host, from NodeID) {
+	if w.calm || !w.chance(w.opt.onFetch) {
+		return
+	}
+	w.after(w.between(0, 60*time.Millisecond), func() {
+		w.crashed(h, w.between(10*time.Millisecond, 200*time.Millisecond))
+		if w.chance(0.7) {
+			w.crashed(w.hosts[from-1], w.between(500*time.Millisecond, 5*time.Second))
+		}
+	})
 }
 
 // cut stops what one host sends to another, for a while.
@@ -122,7 +180,6 @@ func (w *world) crashed(h *host, down time.Duration) {
 	w.saw("crashed")
 	h.crash()
 	if h.id == w.faulty && w.chance(0.5) {
-		w.rotten = h.id
 		if w.chance(0.5) {
 			h.wipe()
 		} else {

@@ -18,6 +18,7 @@ type host struct {
 	offset      time.Duration
 
 	disk disk
+	lost [][]diskLog // what the disk had whenever it lost something
 
 	// Lost in a crash.
 	node     *Node
@@ -53,6 +54,7 @@ type diskLog struct {
 	floor   Point // committed somewhere: a catch-up has begun
 	rounds  []simRound
 	durable int // of rounds
+	covered int // of rounds, by base
 }
 
 // simRound is a round as it lies in a journal.
@@ -60,6 +62,7 @@ type simRound struct {
 	point, prev Point
 	value       uint64
 	commit      Index
+	at          int // where it lies in this node's journal
 }
 
 // simLog is a shard.
@@ -242,6 +245,7 @@ func (h *host) do(o Output) {
 		h.fetch(o)
 	case Lead:
 		h.lead(o.Epoch)
+		w.onLead(h)
 	case PeerJoined:
 		for k, l := range h.logs {
 			h.queue(k, func() {
@@ -265,6 +269,7 @@ func (h *host) do(o Output) {
 	case StartCatchup:
 		w.saw("catch-up")
 		h.catchUp(o)
+		w.onCatchup(h, o.Leader)
 	case SetQuorum, Serve, StopServing:
 	case Event:
 		w.saw(o.What.String())
@@ -371,11 +376,11 @@ func (h *host) recoverLog(k int) *simLog {
 	d := &h.disk.logs[k]
 	var kept []simRound
 	commit := d.base.Index
-	for _, r := range d.rounds {
-		if r.point.Index <= d.base.Index {
-			kept = kept[:0] // what followed an earlier round of this index is replaced with it
+	for i, r := range d.rounds {
+		if i < d.covered {
 			continue
 		}
+		r.at = i
 		for len(kept) > 0 && kept[len(kept)-1].point.Index >= r.point.Index {
 			kept = kept[:len(kept)-1]
 		}
@@ -398,6 +403,7 @@ func (h *host) recoverLog(k int) *simLog {
 	log, err := NewLog(h.id, h.nodes(), committed, pending)
 	if err != nil {
 		h.w.fail("node %d log %d: %v", h.id, k, err)
+		log, _ = NewLog(h.id, h.nodes(), Point{}, nil)
 	}
 	log.SetFloor(d.floor)
 	l := &simLog{h: h, k: k, log: log, rounds: kept, first: len(d.rounds), retain: d.base.Index + 1, applied: d.base.Index,
@@ -432,7 +438,17 @@ func (h *host) start() {
 		h.openLogs(int(s.Logs))
 	}
 	rng := h.w.rng
-	node, err := New(Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rng.Uint64}, s, h.clock())
+	rand := rng.Uint64
+	if h.w.opt.collide {
+		// Delays of no length: elections begin at the same moment.
+		rand = func() uint64 {
+			if h.w.chance(0.7) {
+				return 0
+			}
+			return rng.Uint64()
+		}
+	}
+	node, err := New(Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rand}, s, h.clock())
 	if err != nil {
 		h.w.fail("node %d: %v", h.id, err)
 		return
@@ -467,6 +483,7 @@ func (h *host) crash() {
 
 // rot takes durable rounds from the end of a crashed node's logs; the node notices.
 func (h *host) rot() {
+	h.remember()
 	found := false
 	for k := range h.disk.logs {
 		d := &h.disk.logs[k]
@@ -474,6 +491,7 @@ func (h *host) rot() {
 			cut := 1 + h.w.rng.IntN(min(n, 5))
 			d.rounds = d.rounds[:n-cut]
 			d.durable = len(d.rounds)
+			d.covered = min(d.covered, d.durable)
 			found = true
 		}
 	}
@@ -484,8 +502,21 @@ func (h *host) rot() {
 	}
 }
 
+// remember notes what the disk has before it loses something, while that counts.
+func (h *host) remember() {
+	if s := &h.disk.state; s.Learner || s.Suspect {
+		return
+	}
+	was := make([]diskLog, len(h.disk.logs))
+	for k, d := range h.disk.logs {
+		was[k] = diskLog{base: d.base, rounds: slices.Clone(d.rounds), durable: d.durable}
+	}
+	h.lost = append(h.lost, was)
+}
+
 // wipe empties a crashed node's disk.
 func (h *host) wipe() {
+	h.remember()
 	h.disk = disk{slow: 1}
 	h.w.saw("wiped")
 	h.w.logf("%d: wiped", h.id)
@@ -554,8 +585,7 @@ func (h *host) takeCatchUp(o StartCatchup, cut Point, lowest Index, attempt int)
 		}
 		h.logs[o.Log].log.SetFloor(cut)
 		if h.w.chance(0.7) {
-			d.rounds = d.rounds[:0:0]
-			d.durable = 0
+			d.rounds, d.durable, d.covered = nil, 0, 0
 			h.reopen(o.Log)
 		}
 		h.after(h.w.between(0, 300*time.Millisecond), func() { h.caughtUp(cut, o.Log, attempt) })
@@ -591,6 +621,7 @@ func (h *host) reopen(k int) {
 // fetch asks another node for rounds until they come or it takes too long.
 func (h *host) fetch(o FetchLog) {
 	h.w.saw("fetch")
+	h.w.onFetch(h, o.From)
 	h.fetches++
 	done := false
 	end := func(f func(now time.Duration)) {
@@ -655,13 +686,13 @@ func (h *host) fetchBulk(o FetchLog, cut Point, done *bool, then func()) {
 	if *done || l.log.Epoch() != 0 || l.log.fence != o.Epoch || cut.Index <= l.log.Commit() {
 		return
 	}
-	for _, p := range []Point{cut, l.log.Last()} {
+	for _, p := range []Point{cut, o.Own} {
 		if d.floor.Less(p) {
 			d.floor = p
 		}
 	}
 	l.log.SetFloor(d.floor)
-	d.rounds, d.durable = d.rounds[:0:0], 0
+	d.rounds, d.durable, d.covered = nil, 0, 0
 	h.reopen(o.Log)
 	h.after(h.w.between(0, 100*time.Millisecond), func() {
 		if *done || h.logs[o.Log].log.fence != o.Epoch || cut.Index <= d.base.Index {
@@ -733,6 +764,7 @@ func (l *simLog) put(ticket uint64, r simRound) {
 	if got := uint64(len(d.rounds) - l.first + 1); got != ticket {
 		l.h.w.fail("node %d log %d: ticket %d for the %dth round", l.h.id, l.k, ticket, got)
 	}
+	r.at = len(d.rounds)
 	d.rounds = append(d.rounds, r)
 	l.rounds = append(l.rounds, r)
 	l.flushAt = max(l.flushAt, l.h.diskTime())
@@ -922,6 +954,9 @@ func (l *simLog) housekeeping() {
 			} else if at := l.behind[to-1]; at != 0 && h.w.now-at > 300*time.Millisecond {
 				l.tellBehind(to)
 			}
+			if h.w.chance(0.01) {
+				l.tellBehind(to) // out of the blue
+			}
 			flushed, _ := l.log.PeerWindow(to)
 			if !l.log.Unanswered(to) || flushed != l.stalls[to-1] {
 				l.stalls[to-1], l.stallAt[to-1] = flushed, h.w.now
@@ -934,10 +969,9 @@ func (l *simLog) housekeeping() {
 	}
 	// A checkpoint: committed rounds are in the store, old ones leave the memory.
 	done := min(l.log.Commit(), l.log.FlushedIndex())
-	if h.w.chance(0.1) && done > h.disk.logs[l.k].base.Index {
-		e, _ := l.log.EpochAt(done)
+	if r := l.round(done); r != nil && h.w.chance(0.1) && done > h.disk.logs[l.k].base.Index {
 		d := &h.disk.logs[l.k]
-		d.base = Point{Epoch: e, Index: done}
+		d.base, d.covered = r.point, r.at+1
 	}
 	if h.w.chance(0.3) && done > 30 && len(l.rounds) > 0 {
 		l.retain = max(l.retain, done-30)

@@ -50,6 +50,9 @@ type simOptions struct {
 	heal   time.Duration // how long the cluster may take to be well afterwards
 	// probabilities
 	loss, dup, slow float64
+	collide         bool // elections begin at the same moment
+	// how likely something goes wrong right after an election, while a follower catches up, while a candidate fetches
+	onLead, onCatchup, onFetch float64
 }
 
 type event struct {
@@ -77,9 +80,9 @@ func (h *eventHeap) Pop() any {
 func newWorld(seed uint64, opt simOptions) *world {
 	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x6d6f72746172)), opt: opt, leaders: map[Epoch]NodeID{}, seen: map[string]uint64{}}
 	w.committed = make([][]committedRound, opt.logs)
-	w.net = network{w: w, cut: make([][]bool, opt.nodes), last: make([][]time.Duration, opt.nodes)}
+	w.net = network{w: w, cut: make([][]bool, opt.nodes), mute: make([][]bool, opt.nodes), last: make([][]time.Duration, opt.nodes)}
 	for i := range opt.nodes {
-		w.net.cut[i], w.net.last[i] = make([]bool, opt.nodes), make([]time.Duration, opt.nodes)
+		w.net.cut[i], w.net.mute[i], w.net.last[i] = make([]bool, opt.nodes), make([]bool, opt.nodes), make([]time.Duration, opt.nodes)
 		w.hosts = append(w.hosts, newHost(w, NodeID(i+1)))
 	}
 	return w
@@ -145,13 +148,14 @@ func (w *world) saw(what string) { w.seen[what]++ }
 type network struct {
 	w    *world
 	cut  [][]bool          // [from][to]
+	mute [][]bool          // as cut, but rounds go through
 	last [][]time.Duration // when the newest frame of a stream arrives
 }
 
 // send delivers f to a host later, perhaps twice, perhaps never.
 func (n *network) send(from, to NodeID, f func(h *host)) {
 	w := n.w
-	if n.cut[from-1][to-1] || w.chance(w.opt.loss) {
+	if n.cut[from-1][to-1] || n.mute[from-1][to-1] || w.chance(w.opt.loss) {
 		return
 	}
 	times := 1
@@ -185,7 +189,7 @@ func (n *network) stream(from, to NodeID, f func(h *host)) {
 func (n *network) heal() {
 	for i := range n.cut {
 		for k := range n.cut[i] {
-			n.cut[i][k] = false
+			n.cut[i][k], n.mute[i][k] = false, false
 		}
 	}
 }
