@@ -59,7 +59,7 @@ func TestTransport_FramesOfManySendersArriveOnceEach(t *testing.T) {
 	nodes := newNodes(t, 2, nil)
 	waitConnected(t, nodes)
 	a, b := nodes[0], nodes[1]
-	const senders, each = 8, 300
+	const senders, each = 8, 100
 	payload := randomBytes(32 << 10)
 	var running sync.WaitGroup
 	for sender := range senders {
