@@ -26,6 +26,11 @@ import (
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
+const (
+	topicName = "orders"
+	groupName = "workers"
+)
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -108,10 +113,10 @@ func (b *bencher) broker(ctx context.Context) (*harness.Daemon, error) {
 	return harness.Start(ctx, harness.Options{Binary: b.binary, DataDir: filepath.Join(data, "data"), Config: map[string]any{"log_level": "warn"}})
 }
 
-// settled waits until a group's members share its partitions.
-func settled(ctx context.Context, d *harness.Daemon, topic, group string, members int) (*harness.GroupState, error) {
+// settled waits until the group's members share its partitions.
+func settled(ctx context.Context, d *harness.Daemon, members int) (*harness.GroupState, error) {
 	for end := time.Now().Add(time.Minute); ; {
-		g, err := d.GroupState(topic, group)
+		g, err := d.GroupState(topicName, groupName)
 		if err != nil {
 			return nil, err
 		}
@@ -119,7 +124,7 @@ func settled(ctx context.Context, d *harness.Daemon, topic, group string, member
 			return g, nil
 		}
 		if time.Now().After(end) {
-			return nil, fmt.Errorf("group %s did not settle with %d members", group, members)
+			return nil, fmt.Errorf("the group did not settle with %d members", members)
 		}
 		select {
 		case <-ctx.Done():

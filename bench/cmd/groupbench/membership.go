@@ -29,7 +29,7 @@ type stage struct {
 	crowds []*harness.Crowd
 }
 
-func (b *bencher) stage(ctx context.Context, topic string, partitions, members int) (*stage, error) {
+func (b *bencher) stage(ctx context.Context, partitions, members int) (*stage, error) {
 	d, err := b.broker(ctx)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (b *bencher) stage(ctx context.Context, topic string, partitions, members i
 		return nil, err
 	}
 	defer c.Close()
-	res, err := c.Declare(topic, partitions)
+	res, err := c.Declare(topicName, partitions)
 	if err != nil {
 		s.end()
 		return nil, err
@@ -88,8 +88,7 @@ func (b *bencher) members(ctx context.Context) error {
 }
 
 func (b *bencher) membersOf(ctx context.Context, w *tabwriter.Writer, n int) error {
-	const topic, group = "orders", "workers"
-	s, err := b.stage(ctx, topic, membersPartitions, n)
+	s, err := b.stage(ctx, membersPartitions, n)
 	if err != nil {
 		return err
 	}
@@ -97,11 +96,11 @@ func (b *bencher) membersOf(ctx context.Context, w *tabwriter.Writer, n int) err
 	members := make([]*harness.CrowdMember, n)
 	all, err := spent(s.d, func() error {
 		for i := range members {
-			if members[i], err = s.join(i, group); err != nil {
+			if members[i], err = s.join(i, groupName); err != nil {
 				return err
 			}
 		}
-		_, err := settled(ctx, s.d, topic, group, n)
+		_, err := settled(ctx, s.d, n)
 		return err
 	})
 	if err != nil {
@@ -113,7 +112,7 @@ func (b *bencher) membersOf(ctx context.Context, w *tabwriter.Writer, n int) err
 			if err := members[at].Leave(); err != nil {
 				return err
 			}
-			if members[at], err = s.join(at, group); err != nil {
+			if members[at], err = s.join(at, groupName); err != nil {
 				return err
 			}
 			if err := s.awaitOwned(members, membersPartitions); err != nil {
@@ -170,7 +169,7 @@ func (b *bencher) groups(ctx context.Context) error {
 }
 
 func (b *bencher) groupsOf(ctx context.Context, w *tabwriter.Writer, n, messages int) error {
-	s, err := b.stage(ctx, "orders", groupsPartitions, n)
+	s, err := b.stage(ctx, groupsPartitions, n)
 	if err != nil {
 		return err
 	}

@@ -17,8 +17,6 @@ import (
 )
 
 const (
-	rebalanceTopic      = "orders"
-	rebalanceGroup      = "workers"
 	rebalancePartitions = 12
 	// publishEvery is the time between two messages of a partition; the partitions take turns.
 	publishEvery = 10 * time.Millisecond
@@ -80,12 +78,12 @@ func (b *bencher) rebalance(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = c.Close() }() // nothing is lost that matters
-	if _, err := c.Declare(ctx, rebalanceTopic, client.DeclareOptions{Partitions: rebalancePartitions}); err != nil {
+	if _, err := c.Declare(ctx, topicName, client.DeclareOptions{Partitions: rebalancePartitions}); err != nil {
 		return err
 	}
 	began, rec := time.Now(), &recorder{}
 	join := func() (*client.Consumer, error) {
-		k, err := c.NewConsumer(ctx, rebalanceTopic, rebalanceGroup, client.ConsumerOptions{Concurrency: 4})
+		k, err := c.NewConsumer(ctx, topicName, groupName, client.ConsumerOptions{Concurrency: 4})
 		if err == nil {
 			go func() { _ = k.Run(context.Background(), rec.handle(began)) }() // ends with the consumer
 		}
@@ -96,7 +94,7 @@ func (b *bencher) rebalance(ctx context.Context) error {
 			return err
 		}
 	}
-	before, err := settled(ctx, d, rebalanceTopic, rebalanceGroup, 3)
+	before, err := settled(ctx, d, 3)
 	if err != nil {
 		return err
 	}
@@ -114,7 +112,7 @@ func (b *bencher) rebalance(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		after, err := settled(ctx, d, rebalanceTopic, rebalanceGroup, 4)
+		after, err := settled(ctx, d, 4)
 		if err != nil {
 			return err
 		}
@@ -131,7 +129,7 @@ func (b *bencher) rebalance(ctx context.Context) error {
 		if err := fourth.Close(ctx); err != nil {
 			return err
 		}
-		if before, err = settled(ctx, d, rebalanceTopic, rebalanceGroup, 3); err != nil {
+		if before, err = settled(ctx, d, 3); err != nil {
 			return err
 		}
 		if err := b.pause(ctx, windowTime); err != nil {
@@ -217,7 +215,7 @@ func publishDue(addr string, began time.Time, stop <-chan struct{}) error {
 		return err
 	}
 	defer conn.Close()
-	topic, err := conn.Declare(rebalanceTopic, rebalancePartitions)
+	topic, err := conn.Declare(topicName, rebalancePartitions)
 	if err != nil {
 		return err
 	}
