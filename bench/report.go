@@ -72,6 +72,9 @@ func (s *Sample) brief() string {
 	if s.Latency != nil {
 		fmt.Fprintf(&b, "p50 %s p99 %s us", num(s.Latency.P50), num(s.Latency.P99))
 	}
+	if q := s.DeliverLatency; q != nil {
+		fmt.Fprintf(&b, "  until arrival p50 %s p99 %s us", num(q.P50), num(q.P99))
+	}
 	for _, k := range sortedKeys(s.Values) {
 		fmt.Fprintf(&b, "  %s %s", k, num(s.Values[k]))
 	}
