@@ -9,8 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/mortarmq/mortarmq/engine/peerwire"
 	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/net/peer"
 )
 
 // clusterConfig returns a valid configuration of node 0 of three on loopback.
@@ -159,5 +162,29 @@ func TestConfig_WhatReplicationAndTransportAreTold(t *testing.T) {
 	c.PeerSecretFile = secretFile(t, "\t"+goodSecret+" \r\n")
 	if secret, err := c.secret(); err != nil || string(secret) != goodSecret {
 		t.Errorf("the secret is %q, %v", secret, err)
+	}
+}
+
+func TestPeerCounters_NameNodesAsPeopleKnowThem(t *testing.T) {
+	c := clusterConfig()
+	_, names := c.others()
+	list := peerCounters([]peer.LaneStats{
+		{Peer: 2, Lane: peerwire.Log, Version: 1, SentBytes: 7}, {Peer: 3, Lane: peerwire.Bulk, RoundTrip: time.Millisecond},
+	}, 5, names)
+	got := make(map[string]float64)
+	for _, c := range list {
+		key := c.Name + " " + c.Peer + " " + c.Lane
+		if _, twice := got[key]; twice {
+			t.Errorf("%s is there twice", key)
+		}
+		got[key] = c.Value
+	}
+	for key, want := range map[string]float64{
+		"mortarmq_peer_connected 1 log": 1, "mortarmq_peer_connected 2 bulk": 0, "mortarmq_peer_sent_bytes_total 1 log": 7,
+		"mortarmq_peer_round_trip_seconds 2 bulk": 0.001, "mortarmq_peer_handshakes_refused_total  ": 5,
+	} {
+		if v, ok := got[key]; !ok || v != want {
+			t.Errorf("%s is %v", key, v)
+		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 type node struct {
 	*engine.Node
 	transport *peer.Transport
+	names     map[replica.NodeID]string // of all nodes, for people
 }
 
 // NewIngress implements client.Handler.
@@ -61,7 +62,7 @@ func openNode(ctx context.Context, c *Config, log *slog.Logger) (*node, error) {
 		defer cancel()
 		return nil, errors.Join(err, n.Close(ctx))
 	}
-	return &node{n, t}, nil
+	return &node{n, t, names}, nil
 }
 
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -143,6 +144,8 @@ func quorum(q replica.QuorumState) admin.QuorumState { return admin.QuorumState(
 
 // complete adds what only a cluster has to the picture.
 func (n *node) complete(snap *admin.Snapshot) {
+	lanes, refused := n.transport.Stats()
+	snap.Peers = peerCounters(lanes, refused, n.names)
 	st := n.Status()
 	snap.LeaderID = -1
 	if id, err := strconv.Atoi(st.LeaderName); err == nil {

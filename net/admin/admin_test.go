@@ -39,6 +39,7 @@ func (f *fakeSource) Snapshot(context.Context) (*Snapshot, error) {
 			{Name: "mortarmq_journal_used_bytes", Help: "Journal in use.", Gauge: true, Value: 11, Shard: "0"},
 			{Name: "mortarmq_journal_used_bytes", Help: "Journal in use.", Gauge: true, Value: 12, Shard: "1"},
 		},
+		Peers: []Counter{{Name: "mortarmq_peer_connected", Help: "Connected.", Gauge: true, Value: 1, Peer: "2", Lane: "log"}},
 		Coord: &coord.Stats{
 			Epoch: 9, MetadataState: "ok",
 			E2E: coord.Quantiles{P50Ms: 1.5, P90Ms: 2, P99Ms: 3.25, Count: 4},
@@ -114,6 +115,7 @@ func TestMetrics_FixedNamesTypesAndLabels(t *testing.T) {
 		`mortarmq_e2e_latency_ms{quantile="p90"} 2`, `mortarmq_e2e_latency_ms{quantile="p99"} 3.25`,
 		"# TYPE mortarmq_network_bytes_in_total counter", "mortarmq_network_bytes_in_total 5",
 		"# TYPE mortarmq_journal_used_bytes gauge", `mortarmq_journal_used_bytes{shard="1"} 12`,
+		"# TYPE mortarmq_peer_connected gauge", `mortarmq_peer_connected{lane="log",peer="2"} 1`,
 		"# TYPE go_goroutines gauge", "# TYPE process_cpu_seconds_total counter",
 	} {
 		if !strings.Contains(body, line+"\n") {

@@ -76,7 +76,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	e.emit(uptime, snap.Uptime.Seconds())
 	e.emit(connections, float64(snap.Connections))
 	e.emit(quorumState, float64(snap.Quorum))
-	for _, list := range [][]Counter{snap.Network, snap.Storage} {
+	for _, list := range [][]Counter{snap.Network, snap.Storage, snap.Peers} {
 		for i := range list {
 			e.extra(&list[i])
 		}
@@ -110,13 +110,14 @@ func (e *emitter) extra(c *Counter) {
 	if c.Gauge {
 		m.kind = prometheus.GaugeValue
 	}
-	if c.Shard == "" {
-		m.desc = prometheus.NewDesc(c.Name, c.Help, nil, nil)
-		e.emit(m, c.Value)
-		return
+	var names, values []string
+	for _, l := range []struct{ name, value string }{{"shard", c.Shard}, {"peer", c.Peer}, {"lane", c.Lane}} {
+		if l.value != "" {
+			names, values = append(names, l.name), append(values, l.value)
+		}
 	}
-	m.desc = prometheus.NewDesc(c.Name, c.Help, []string{"shard"}, nil)
-	e.emit(m, c.Value, c.Shard)
+	m.desc = prometheus.NewDesc(c.Name, c.Help, names, nil)
+	e.emit(m, c.Value, values...)
 }
 
 func (e *emitter) coord(s *coord.Stats) {

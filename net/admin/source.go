@@ -34,6 +34,8 @@ type Snapshot struct {
 	Coord *coord.Stats
 	// Storage counts what the shards and their stores do.
 	Storage []Counter
+	// Peers counts what the connections to the other nodes do.
+	Peers []Counter
 }
 
 // Counter is one number for /metrics beside the fixed names.
@@ -43,8 +45,8 @@ type Counter struct {
 	// Gauge says that the value may fall.
 	Gauge bool
 	Value float64
-	// Shard labels the value if it is not empty. All counters of a name have it or none has.
-	Shard string
+	// Shard, Peer and Lane label the value if they are not empty. All counters of a name have the same ones.
+	Shard, Peer, Lane string
 }
 
 // QuorumState is the value of mortarmq_quorum_state.
