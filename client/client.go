@@ -153,9 +153,8 @@ func (c *Client) run(ctx context.Context, s session) {
 	for {
 		addr := way.next()
 		l, err := openLink(ctx, &c.cfg, addr, way.timeout())
-		opened := err == nil
+		opened, progress := err == nil, false
 		if opened {
-			var progress bool
 			since := time.Now()
 			stop := context.AfterFunc(ctx, l.close)
 			progress, err = s.serve(l)
@@ -175,7 +174,11 @@ func (c *Client) run(ctx context.Context, s session) {
 		}
 		way.failed(addr, opened, err)
 		if next := way.next(); next != "" {
-			c.cfg.logger.Info("connection lost, trying another node", "error", err, "next", next)
+			level := slog.LevelInfo
+			if progress {
+				level = slog.LevelWarn
+			}
+			c.cfg.logger.Log(ctx, level, "connection lost, trying another node", "error", err, "next", next)
 			continue
 		}
 		if end := way.hopeless(); end != nil {

@@ -313,6 +313,27 @@ func TestCluster_ALeaderThatIsCutOffIsLeft(t *testing.T) {
 	})
 }
 
+// A leader that says nothing any more, because its process or the network stands still, is left long before its connection
+// counts as dead.
+func TestCluster_ALeaderThatIsFrozenIsLeft(t *testing.T) {
+	cluster := startCluster(t)
+	c := dial(t, cluster.Addrs(), client.WithKeepalive(40*time.Second))
+	p, k := produce(t, c), consume(t, c)
+	publish(t, p, 10, nil)
+	<-k.Messages()
+	t.Cleanup(cluster.Freeze(0))
+	cluster.Lead(1)
+	publish(t, p, 10, nil)
+	until(t, "everything is acknowledged at the new leader", func() bool {
+		select {
+		case m := <-k.Messages():
+			_ = m.Ack()
+		default:
+		}
+		return cluster.Unacknowledged("billing", 0)+cluster.Unacknowledged("billing", 1) == 0
+	})
+}
+
 // When the others are gone too there is nowhere to go: a consumer that left could not come back.
 func TestCluster_ALeaderWithoutQuorumIsKeptWhileNobodyElseLeads(t *testing.T) {
 	cluster := startCluster(t)

@@ -30,7 +30,11 @@ func (k *Consumer) serve(l *link) (progress bool, err error) {
 	k.joinOnce.Do(func() { close(k.joined) })
 	k.link = l // only read by this goroutine
 	written := k.out.start(l)
-	ticker := newTicker(k.client.cfg.tick, k.onTick)
+	ticker := newTicker(k.client.cfg.tick, func() {
+		if k.onTick() {
+			k.client.owes(l)
+		}
+	})
 	err = k.read(l)
 	ticker.stop()
 	l.close()
@@ -200,7 +204,7 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 				return refusal
 			}
 		}
-		k.client.doubt(k.link, refusal.Code)
+		k.client.refused(k.link, refusal.Code)
 	}
 	switch op {
 	case protocol.OpAck, protocol.OpNack:

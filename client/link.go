@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -26,7 +27,9 @@ type link struct {
 	addr       string
 	silence    time.Duration
 	buf        []byte
-	start, end int // the received bytes not yet taken
+	start, end int          // the received bytes not yet taken
+	heard      atomic.Int64 // when something was received last, in Unix nanoseconds
+	left       atomic.Pointer[error]
 }
 
 // openLink connects to addr and authenticates, within timeout.
@@ -57,6 +60,15 @@ func openLink(ctx context.Context, cfg *config, addr string, timeout time.Durati
 }
 
 func (l *link) close() { _ = l.nc.Close() } // nothing to save: unanswered requests are repeated elsewhere
+
+// leave closes the connection; its reader gets err.
+func (l *link) leave(err error) {
+	l.left.CompareAndSwap(nil, &err)
+	l.close()
+}
+
+// quiet returns for how long nothing was received.
+func (l *link) quiet() time.Duration { return time.Since(time.Unix(0, l.heard.Load())) }
 
 // next returns the next frame. payload is valid until the next call of next.
 func (l *link) next() (protocol.Op, []byte, error) {
@@ -107,6 +119,7 @@ func (l *link) fill() error {
 	n, err := l.nc.Read(l.buf[l.end:])
 	l.end += n
 	if n > 0 {
+		l.heard.Store(time.Now().UnixNano())
 		return nil
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -114,6 +127,9 @@ func (l *link) fill() error {
 	}
 	if err == nil {
 		return nil
+	}
+	if left := l.left.Load(); left != nil {
+		return *left
 	}
 	return fmt.Errorf("read from %s: %w", l.addr, err)
 }

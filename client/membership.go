@@ -89,8 +89,8 @@ func (k *Consumer) heartbeat(state protocol.MemberState) {
 	k.send(m.AppendFrame)
 }
 
-// onTick is called every second of a connection.
-func (k *Consumer) onTick() {
+// onTick is called every second of a connection. It reports whether the broker owes an answer.
+func (k *Consumer) onTick() (waits bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.tick++
@@ -108,6 +108,7 @@ func (k *Consumer) onTick() {
 		k.renewLeases(part)
 		k.settleRevoke(part)
 	}
+	return k.beats > 0 || k.answers.len() > 0
 }
 
 // renewLeases sends PROGRESS for what waits or is worked on, and ends what the broker has given up by now.

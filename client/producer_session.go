@@ -185,7 +185,13 @@ func (p *Producer) serve(l *link) (progress bool, err error) {
 		}
 		before = p.out.sent
 	})
+	watch := newTicker(p.client.cfg.tick, func() {
+		if p.waits() {
+			p.client.owes(l)
+		}
+	})
 	progress, err = p.read(l)
+	watch.stop()
 	keepalive.stop()
 	l.close()
 	p.mu.Lock()
@@ -193,6 +199,13 @@ func (p *Producer) serve(l *link) (progress bool, err error) {
 	p.mu.Unlock()
 	<-written
 	return progress, err
+}
+
+// waits reports whether the broker owes an answer.
+func (p *Producer) waits() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.inflight.len() > 0
 }
 
 // repeat puts everything unanswered into the new stream: first what was in flight, then what was held, which for each
@@ -318,7 +331,7 @@ func (p *Producer) refused(refusal *protocol.Error) error {
 	if elsewhere(refusal) {
 		return refusal // everything unanswered goes to the leader
 	}
-	p.client.doubt(p.link, code)
+	p.client.refused(p.link, code)
 	if refusal.RequestOp != protocol.OpPub {
 		if code.Closes() {
 			return refusal

@@ -1,26 +1,45 @@
 package client
 
 import (
+	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-// scoutEvery is the least time between two looks for another leader.
-const scoutEvery = time.Second
+const (
+	// scoutEvery is the least time between two looks for another leader.
+	scoutEvery = time.Second
+	// quietLimit is how long a node may owe answers without a word before the others are asked: a leader answers within its
+	// quorum timeout of 2 s, if only with a refusal.
+	quietLimit = 2500 * time.Millisecond
+)
 
-// scout looks for another leader while the one in use has no quorum. Leaving it on suspicion would be wrong: if the other
-// nodes are gone, consumers still get from it what is committed, and could not come back.
+// scout looks for another leader while the one in use has no quorum, or says nothing. Leaving it on suspicion would be
+// wrong: if the other nodes are gone, consumers still get from it what is committed, and could not come back.
 type scout struct {
 	busy atomic.Bool
 	last atomic.Int64 // Unix nanoseconds
 }
 
-// doubt is called by a session whose broker has refused a request with code. If that may mean that another node leads
-// by now, the other nodes are asked, and l is closed when it is so. It does not block.
-func (c *Client) doubt(l *link, code protocol.ErrorCode) {
-	if !withoutQuorum(code) || c.nodes.count() < 2 {
+// refused is called by a session whose broker has refused a request with code.
+func (c *Client) refused(l *link, code protocol.ErrorCode) {
+	if withoutQuorum(code) {
+		c.doubt(l)
+	}
+}
+
+// owes is called by a session every now and then while its broker owes it answers.
+func (c *Client) owes(l *link) {
+	if l.quiet() > quietLimit {
+		c.doubt(l)
+	}
+}
+
+// doubt has the other nodes asked whether one of them leads by now; l is closed when it is so. It does not block.
+func (c *Client) doubt(l *link) {
+	if c.nodes.count() < 2 {
 		return
 	}
 	now := time.Now().UnixNano()
@@ -36,9 +55,8 @@ func (c *Client) doubt(l *link, code protocol.ErrorCode) {
 	c.wg.Go(func() {
 		defer c.scout.busy.Store(false)
 		if leader := c.otherLeader(l); leader != "" {
-			c.cfg.logger.Warn("another node leads", "left", l.addr, "leader", leader)
 			c.nodes.promote(leader)
-			l.close()
+			l.leave(fmt.Errorf("%s does not lead any more, %s does", l.addr, leader))
 		}
 	})
 }

@@ -3,6 +3,7 @@ package fakebroker
 import (
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/mortarmq/mortarmq/protocol"
 )
@@ -21,6 +22,7 @@ type node struct {
 	ln      net.Listener // nil while it is dead
 	leads   bool
 	cutOff  bool
+	frozen  chan struct{} // closed when it thaws; nil while it is not frozen
 	token   string // required if it isn't empty
 	hint    *string
 	seen    int // CONNECTs
@@ -72,6 +74,29 @@ func (c *Cluster) Lead(i int) {
 
 // CutOff has node i believe that it leads, without a majority: it refuses writes, and says nothing of another leader.
 func (c *Cluster) CutOff(i int, cut bool) { c.with(i, func(n *node) { n.cutOff = cut }) }
+
+// Freeze has node i do nothing until thaw is called, as a stopped process does: connections are accepted and bytes taken.
+func (c *Cluster) Freeze(i int) (thaw func()) {
+	frozen := make(chan struct{})
+	c.with(i, func(n *node) { n.frozen = frozen })
+	return sync.OnceFunc(func() {
+		c.with(i, func(n *node) { n.frozen = nil })
+		close(frozen)
+	})
+}
+
+// thawed waits until the node is not frozen.
+func (n *node) thawed() {
+	if n == nil {
+		return
+	}
+	n.cluster.mu.Lock()
+	frozen := n.frozen
+	n.cluster.mu.Unlock()
+	if frozen != nil {
+		<-frozen
+	}
+}
 
 // Hint replaces what node i says of the leader when it does not lead, such as "leader=2 127.0.0.1:7188".
 func (c *Cluster) Hint(i int, text string) { c.with(i, func(n *node) { n.hint = &text }) }

@@ -9,6 +9,7 @@ import (
 
 // handle answers one request; false closes the connection.
 func (b *Broker) handle(c *conn, op protocol.Op, payload []byte) bool {
+	c.node.thawed()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if refusal := c.node.refuse(op, payload); refusal != nil {
