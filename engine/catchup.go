@@ -181,6 +181,9 @@ type supply struct {
 	out   []outPiece
 	again time.Duration // when to look again, without anything to wait for
 	done  bool
+	// calm is the commit latency when the transfer began; taken and takenBytes are the records sent and their bytes.
+	calm, judged      time.Duration
+	taken, takenBytes uint64
 }
 
 // outPiece is a frame that waits for room.
@@ -196,6 +199,9 @@ const (
 	supplyPause   = 100 * time.Millisecond
 )
 
+// judgeEvery is how often the pace is looked at.
+const judgeEvery = 100 * time.Millisecond
+
 // maxSupplies bounds the transfers of one node at a time: each log of each follower has one.
 const maxSupplies = 2 * maxShards
 
@@ -209,6 +215,7 @@ func (n *Node) supply(from replica.NodeID, c *peerwire.Catchup) {
 			return
 		}
 		s = &supply{n: n, key: supplyKey{from, c.Transfer}, log: int(c.Log), have: map[wal.StreamID]uint64{}, more: true}
+		s.calm = n.engine.Load().shards[s.log].repl.latency.get()
 		n.supplies = append(n.supplies, s)
 		n.log.Info("a follower catches up in bulk", "peer", n.nodes[from].name, "log", s.log)
 	}
@@ -283,6 +290,10 @@ func (s *supply) step(now time.Duration) (next time.Duration) {
 			return s.again
 		}
 		s.again = 0
+		if now-s.judged >= judgeEvery {
+			s.judged = now
+			s.flow.Progress(now, s.gap(), s.suffers())
+		}
 		if !s.send(now) {
 			return s.again
 		}
@@ -299,6 +310,26 @@ func (s *supply) step(now time.Duration) (next time.Duration) {
 		}
 	}
 	return wal.Never
+}
+
+// suffers tells whether live traffic takes clearly longer than before the transfer.
+func (s *supply) suffers() bool {
+	e := s.n.engine.Load()
+	return e != nil && e.shards[s.log].repl.latency.get() > 2*s.calm+time.Millisecond
+}
+
+// gap estimates the bytes that are still to be sent.
+func (s *supply) gap() uint64 {
+	if s.taken == 0 {
+		return 0
+	}
+	records := uint64(0)
+	for _, p := range s.plan[min(s.next, len(s.plan)):] {
+		if have := max(s.have[streamID(p.Stream)], 1); have < p.Next {
+			records += p.Next - have
+		}
+	}
+	return records * (s.takenBytes / s.taken)
 }
 
 // send sends what waits; false means that it has to wait on, and again says for how long (wal.Never: for the follower).
@@ -319,6 +350,7 @@ func (s *supply) send(now time.Duration) bool {
 				return false
 			}
 			s.flow.Sent(len(c.Bytes()))
+			s.taken, s.takenBytes = s.taken+uint64(c.Count), s.takenBytes+uint64(len(c.Bytes()))
 			s.have[c.Stream] = uint64(c.Last()) + 1
 			s.chunk = nil
 			continue

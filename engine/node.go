@@ -204,7 +204,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, log: o.Engine.Logger.With("node", o.Self), done: make(chan struct{}),
+		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[uint32]*fetch{},
 		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
 		repairs: map[int]bool{}, lastOf: map[int]replica.Point{},
@@ -214,6 +214,9 @@ func OpenNode(o NodeOptions) (*Node, error) {
 		n.nodes[info.ID] = &hint{info.Name, info.ClientAddr}
 	}
 	slices.Sort(n.ids)
+	if self := n.nodes[o.Self]; self != nil {
+		n.log = n.log.With("node", self.name)
+	}
 	n.inbox = mpsc.New[nodeEvent](n.device.wake)
 	n.status.Store(&NodeStatus{Role: "starting"})
 	if o.Engine.Stepped {
@@ -709,7 +712,7 @@ func (n *Node) follow(o replica.FollowLeader) {
 	n.leader.Store(n.nodes[o.Leader])
 	n.postAll(replicaEvent{kind: evFollow, epoch: o.Epoch, peer: o.Leader, instance: o.Instance, voter: o.Voter, done: func(err error) {
 		if err != nil {
-			n.log.Error("a log can't follow the leader", "leader", o.Leader, "epoch", o.Epoch, "err", err)
+			n.log.Error("a log can't follow the leader", "leader", n.nodes[o.Leader].name, "epoch", o.Epoch, "err", err)
 		}
 	}})
 }
@@ -832,7 +835,7 @@ func (n *Node) tell(o replica.Event) {
 	}
 	attrs := []any{"epoch", o.Epoch}
 	if o.Peer != 0 {
-		attrs = append(attrs, "peer", o.Peer)
+		attrs = append(attrs, "peer", n.nodes[o.Peer].name)
 	}
 	if o.Log >= 0 {
 		attrs = append(attrs, "log", o.Log)

@@ -137,6 +137,22 @@ func (g *progress) take(p *replica.Progress) (changed bool, stalled time.Duratio
 	return changed, g.stalled
 }
 
+// commitLatency is a moving average of the time from a round's seal to its commit, in nanoseconds, that any goroutine can read.
+type commitLatency struct{ ns atomic.Int64 }
+
+// latencyWeight is the part that a new sample has in the average.
+const latencyWeight = 32
+
+func (l *commitLatency) add(d time.Duration) {
+	was := l.ns.Load()
+	if was == 0 {
+		was = int64(d)
+	}
+	l.ns.Store(was + (int64(d)-was)/latencyWeight)
+}
+
+func (l *commitLatency) get() time.Duration { return time.Duration(l.ns.Load()) }
+
 // keptRound is a committed round that is kept for followers; upTo is replication.sealedBytes when it was sealed.
 type keptRound struct {
 	r    *wal.Round
@@ -147,7 +163,9 @@ type keptRound struct {
 type followerState struct {
 	at      time.Duration // when it last vouched for something, or had everything
 	vouched replica.Index
-	told    time.Duration // when it was last told that it is behind; 0: never
+	// behind: it needs what is not in memory; told is when it was last told so.
+	behind bool
+	told   time.Duration
 }
 
 // replication is a shard's part in a cluster: which rounds the log has, who gets them, and what is committed. Its state but
@@ -165,6 +183,7 @@ type replication struct {
 	others []replica.NodeID
 	logger *slog.Logger
 
+	latency commitLatency
 	// readOnly is the answer to publishes while nothing can be committed; nil: they are taken.
 	readOnly atomic.Pointer[refusal]
 	progress progress
@@ -478,6 +497,7 @@ func (r *replication) ship() {
 		for {
 			send, ok := r.log.Next(peer)
 			if !ok {
+				r.heard[i].behind = false
 				break
 			}
 			a := peerwire.Append{Log: uint16(r.s.id), Epoch: send.Epoch, Prev: send.Prev, Commit: send.Commit}
@@ -519,10 +539,10 @@ func (r *replication) lowest() replica.Index {
 // tellBehind tells a follower, now and then, that it needs what is no longer in memory.
 func (r *replication) tellBehind(i int) {
 	h, now := &r.heard[i], r.s.eng.now()
-	if h.told != 0 && now-h.told < resendAfter {
+	if h.behind && now-h.told < resendAfter {
 		return
 	}
-	h.told = now
+	h.behind, h.told = true, now
 	commit := r.log.Commit()
 	e, _ := r.log.EpochAt(commit)
 	r.peers.Bulk(r.others[i], &peerwire.Behind{
@@ -718,6 +738,9 @@ func (r *replication) advance() {
 			continue
 		}
 		e.repl.emitted = true
+		if r.leading {
+			r.latency.add(s.eng.now() - e.repl.sealed)
+		}
 		s.markCommitted(e.repl.r)
 		for k := range e.answers {
 			s.emit(&e.answers[k])
@@ -805,6 +828,9 @@ func (r *replication) resend(now time.Duration) (next time.Duration) {
 	next = wal.Never
 	for i, peer := range r.others {
 		h := &r.heard[i]
+		if h.behind {
+			next = min(next, h.told+resendAfter)
+		}
 		has, _ := r.log.PeerWindow(peer)
 		if has != h.vouched || !r.log.Unanswered(peer) {
 			h.vouched, h.at = has, now

@@ -15,16 +15,16 @@ const (
 	// flowBurst is the time for which the pace may be saved up.
 	flowBurst = 20 * time.Millisecond
 	// flowPeriod is the time over which a gap is watched before the pace is changed.
-	flowPeriod = time.Second
+	flowPeriod = 250 * time.Millisecond
 )
 
 // Flow is the sender's side of a catch-up: it says how much may be sent when, so that live traffic keeps its latency and the
 // follower still arrives.
 //
 // What was sent and is not durable at the receiver stays within a window; and the pace begins at its minimum, so that
-// reading and sending take a small part of disk and network. It is raised by a half each second in which the gap between
-// the leader and the follower did not shrink, and lowered by a quarter where it did and live traffic suffers. With the
-// maximum reached and the gap still growing, publishers have to be slowed down (0x4001): Overwhelmed.
+// reading and sending take a small part of disk and network. It is raised by a half each quarter of a second in which live
+// traffic does not suffer, or in which the gap between the leader and the follower did not shrink, and otherwise lowered by a
+// quarter. With the maximum reached and the gap still growing, publishers have to be slowed down (0x4001): Overwhelmed.
 //
 // The zero value is a flow that begins at time 0.
 type Flow struct {
@@ -101,6 +101,7 @@ func (f *Flow) Progress(now time.Duration, gap uint64, suffers bool) {
 		f.rate = max(rate-rate/4, FlowMinRate)
 	default:
 		f.over = false
+		f.rate = min(rate+rate/2, FlowMaxRate)
 	}
 	f.judged, f.gap = now, gap
 }

@@ -80,7 +80,7 @@ func TestFlow_PaceRisesUntilTheGapShrinks(t *testing.T) {
 	var fastest uint64
 	for second := range 600 {
 		now := time.Duration(second) * time.Second
-		f.Progress(now, gap, false)
+		f.Progress(now, gap, f.Rate() > published*5/4)
 		fastest = max(fastest, f.Rate())
 		sent := min(f.Rate(), gap+published)
 		gap = gap + published - sent
@@ -122,8 +122,12 @@ func TestFlow_PaceFallsWhereLiveTrafficSuffers(t *testing.T) {
 	if f.Rate() != FlowMinRate {
 		t.Errorf("the pace is still %d", f.Rate())
 	}
-	f.Progress(60*time.Second+time.Millisecond, gap+1, false)
+	f.Progress(59*time.Second+time.Millisecond, gap+2<<20, false)
 	if f.Rate() != FlowMinRate {
 		t.Error("the pace was changed before a period was over")
+	}
+	f.Progress(60*time.Second, gap-1<<20, false)
+	if f.Rate() <= FlowMinRate {
+		t.Error("the pace does not rise where nobody suffers")
 	}
 }
