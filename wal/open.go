@@ -78,6 +78,8 @@ type opener struct {
 	// badSlot says that one of the table's slots can't be read: torn by a power cut, or damaged since.
 	badSlot bool
 	rows    map[StreamID]checkpoint
+	// floors are the rows of the older slot where the newer one is lost: streams go further than that.
+	floors map[StreamID]checkpoint
 	begins  map[StreamID]Sequence // partitions that began anew
 	deleted map[uint16]struct{}
 	scanned []scannedStream
@@ -118,10 +120,6 @@ func (o *opener) open() (*Journal, error) {
 		r.round, r.committed, r.suspect = o.gate.take, func() RoundNumber { return o.given }, o.o.Suspect
 	}
 	j, found, err := recoverJournal(o.disk, o.o.Journal, r)
-	if errors.Is(err, ErrCorrupt) && o.badSlot {
-		return nil, fmt.Errorf("%w (one half of %s can't be read; if that was the newer one, move the file away and start "+
-			"again: everything is found by reading the segments then)", err, filepath.Join(s.journalDir, tableFile))
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -274,7 +272,11 @@ func (o *opener) readTable() error {
 	if err != nil {
 		return err
 	}
-	o.s.table.fd, o.s.table.slotBytes, o.s.table.generation, o.s.table.point = op.FD, slot, o.table.Generation, o.table.Point
+	w := &o.s.table
+	w.fd, w.slotBytes, w.generation, w.point, w.rebuilt = op.FD, slot, o.table.Generation, o.table.Point, true
+	if o.badSlot {
+		return o.fallBack(path)
+	}
 	return nil
 }
 
@@ -373,9 +375,11 @@ func (o *opener) readPartitions() error {
 			}
 		}
 	}
-	for id := range o.rows {
-		if _, gone := o.deleted[id.Topic]; id.Kind == Messages && !gone {
-			ids = append(ids, id)
+	for _, rows := range []map[StreamID]checkpoint{o.rows, o.floors} {
+		for id := range rows {
+			if _, gone := o.deleted[id.Topic]; id.Kind == Messages && !gone {
+				ids = append(ids, id)
+			}
 		}
 	}
 	for id := range o.begins {
@@ -388,7 +392,8 @@ func (o *opener) readPartitions() error {
 	ids = slices.DeleteFunc(ids, func(id StreamID) bool {
 		_, listed := o.rows[id]
 		_, begun := o.begins[id]
-		return !listed && !begun && !o.s.o.Owns(id.Topic, id.Partition)
+		_, known := o.floors[id]
+		return !listed && !begun && !known && !o.s.o.Owns(id.Topic, id.Partition)
 	})
 	var failed error
 	running, next := 0, 0

@@ -254,6 +254,7 @@ func (o *opener) readLogFiles(l *logState) error {
 	}
 	if !listed {
 		o.s.distrust(st)
+		return o.reaches(st)
 	}
 	return nil
 }

@@ -22,13 +22,13 @@ type partition struct {
 	listed bool // the checkpoint table has a row
 	anew   bool // it has one that says where the partition begins
 	cp     checkpoint
-	// floor is where a scan may begin, from an MMQC: everything before it was durable.
+	// floor is where a scan may begin, from an MMQC or the older half of the table: everything before it was durable.
 	floor checkpoint
 }
 
 func (o *opener) newPartition(id StreamID) *partition {
 	cp, listed := o.rows[id]
-	p := &partition{o: o, st: newStream(o.s, id), cp: cp, listed: listed, index: map[Sequence]struct{}{}}
+	p := &partition{o: o, st: newStream(o.s, id), cp: cp, listed: listed, floor: o.floors[id], index: map[Sequence]struct{}{}}
 	if first, ok := o.begins[id]; ok {
 		p.anew, p.st.anew = true, first > firstSequence
 		p.st.first, p.st.next, p.st.wnext = first, first, first
@@ -52,9 +52,12 @@ func (p *partition) read(then func(error)) {
 			p.readMQC()
 		case !notExist(op.Err):
 			p.then(op.Err)
-		case !p.listed:
+		case !p.listed && p.floor.Next == 0:
 			p.then(nil) // it begins with what the journal has
 		default:
+			if !p.listed {
+				p.cp = p.floor
+			}
 			p.quarantine(&CorruptionError{Path: p.st.dir, Sequence: p.cp.Next - 1,
 				Cause: errors.New("the directory is missing, though the checkpoint table knows the partition")})
 		}
@@ -136,8 +139,9 @@ func (p *partition) take(c checkpoint) {
 	switch {
 	case c.Next <= p.st.first, p.anew && !p.listed && p.st.first == firstSequence:
 		// Of before the partition began anew.
-	case p.o.scan:
+	case p.o.scan && c.Next > p.floor.Next:
 		p.floor = c
+	case p.o.scan:
 	case c.Next > p.cp.Next:
 		p.cp, p.listed = c, true
 	default:

@@ -268,11 +268,11 @@ func TestStore_ReadsAPartitionWithoutANewestFile(t *testing.T) {
 	n.close()
 }
 
-// newestSegment returns the base of the partition's newest segment.
+// newestSegment returns the base of a stream's newest file.
 func newestSegment(d *simdisk.Disk, id StreamID) (base Sequence) {
 	for _, p := range d.Paths() {
 		if dir, name := path.Split(p); path.Clean(dir) == streamDir(testDataDir, 0, id) {
-			if b, ok := parseLogName(Messages, name); ok {
+			if b, ok := parseLogName(id.Kind, name); ok {
 				base = max(base, b)
 			}
 		}

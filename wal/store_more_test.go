@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -355,43 +354,5 @@ func TestStore_LargeWritesGoPastThePageCache(t *testing.T) {
 		n = n.reopen(n.d.Crash(nil), o)
 		n.check()
 		n.close()
-	}
-}
-
-// TestOpen_DamagedTableSlot damages one slot of the checkpoint table, then the other. The older one may be lost. Without
-// the newer one the journal may not reach back far enough: then the start says what to do, and doing it helps.
-func TestOpen_DamagedTableSlot(t *testing.T) {
-	o := smallStore(testPool(t))
-	o.Journal.FileBytes, o.Journal.MaxFiles = 32<<10, 3
-	n := lived(t, o)
-	n.sweep()
-	fill := func() {
-		for used, capacity := n.j.Usage(); used < capacity*5/8; used, capacity = n.j.Usage() {
-			n.publish(3000, p0)
-		}
-	}
-	fill()
-	n.sweep()
-	fill() // the journal's files are used again
-	n.kill()
-	helped := false
-	for slot := range 2 {
-		d := n.d.Clone()
-		d.Damage(tableTestPath, int64(slot*len(d.ReadFile(tableTestPath))/2+20), 1)
-		if m, err := tryNode(t, d.Clone(), o); err == nil {
-			m.kill()
-		} else {
-			if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), tableFile) {
-				t.Fatalf("slot %d: %v", slot, err)
-			}
-			d.RemoveFile(tableTestPath)
-			helped = true
-		}
-		m := n.reopen(d, o)
-		m.check()
-		m.close()
-	}
-	if !helped {
-		t.Error("the journal was never recycled")
 	}
 }

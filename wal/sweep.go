@@ -207,6 +207,7 @@ func (s *Store) syncDirs() bool {
 func (s *Store) endSweep(point journalPoint) {
 	w := &s.sweep
 	w.phase = sweepIdle
+	s.table.rebuilt = true
 	for i := range w.rows {
 		row := &w.rows[i]
 		rolled := row.c.Base != row.st.saved.Base

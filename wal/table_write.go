@@ -15,6 +15,9 @@ type tableWriter struct {
 	slab       *ring.Slab
 	// point is what the newest table says, or the one that is being written.
 	point journalPoint
+	// rebuilt says that the newest table names all files that are durable; it doesn't where a start found it damaged, until
+	// the first sweep.
+	rebuilt bool
 	// unlisting: a table is being written that belongs to no sweep, see unlistTable.
 	unlisting bool
 }
@@ -54,7 +57,7 @@ func (s *Store) writeTable() {
 // sweep gets to its end, and deleting topics is what makes some.
 func (s *Store) unlistTable() {
 	t := &s.table
-	if !s.space.full || !s.pass.active || s.sweep.phase > sweepWriting || s.held || t.unlisting ||
+	if !s.space.full || !s.pass.active || s.sweep.phase > sweepWriting || s.held || t.unlisting || !t.rebuilt ||
 		!slices.ContainsFunc(s.drops, func(d *drop) bool { return d.phase == dropSweeping && !d.unlisted }) {
 		return
 	}
