@@ -298,6 +298,29 @@ func TestHandshake_SilentStrangersDoNotKeepPeersOut(t *testing.T) {
 	}
 }
 
+// TestHandshake_PeerThatSaysNothingIsCalledAgain has a listener that accepts and stays silent in the place of node 2.
+func TestHandshake_PeerThatSaysNothingIsCalledAgain(t *testing.T) {
+	silent := listen(t)
+	defer func() { _ = silent.Close() }()
+	for _, timeout := range []time.Duration{50 * time.Millisecond, patience} {
+		faulty := new(faultyNet)
+		n := startNode(t, 1, listen(t), map[replica.NodeID]string{2: silent.Addr().String()}, func(o *Options) {
+			quick(o)
+			o.HandshakeTimeout, o.Dial = timeout, faulty.dial
+		})
+		want := 3 * int(peerwire.Lanes)
+		if timeout == patience {
+			want = int(peerwire.Lanes)
+		}
+		eventually(t, "calls", func() bool { return faulty.dials() >= want })
+		// In the second case a handshake is still waited for.
+		began := time.Now()
+		if err := n.Close(); err != nil || time.Since(began) > patience/2 {
+			t.Errorf("the end took %v: %v", time.Since(began), err)
+		}
+	}
+}
+
 func TestNew_RefusesOptionsThatCannotWork(t *testing.T) {
 	good := func() Options {
 		return Options{

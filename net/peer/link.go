@@ -179,22 +179,20 @@ func (h *health) up(l *link, p *Peer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.connected++
-	level, what := slog.LevelDebug, "a lane is connected"
+	l.t.log.Debug("a lane is connected", "peer", l.t.name(l.id), "lane", l.lane.String(), "addr", p.Addr, "version", p.Version)
 	if h.connected == peerwire.Lanes {
-		level, what = slog.LevelInfo, "a node is connected"
+		l.t.log.Info("a node is connected", "peer", l.t.name(l.id), "addr", l.addr, "version", p.Version)
 	}
-	l.t.log.Log(l.t.ctx, level, what, "peer", l.t.name(l.id), "lane", l.lane.String(), "addr", p.Addr, "version", p.Version)
 }
 
 func (h *health) down(l *link, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	level, what := slog.LevelDebug, "a lane's connection ended"
+	l.t.log.Debug("a lane's connection ended", "peer", l.t.name(l.id), "lane", l.lane.String(), "error", err)
 	if h.connected == peerwire.Lanes && !errors.Is(err, errClosed) {
-		level, what = slog.LevelWarn, "a node's connection ended"
+		l.t.log.Warn("a node's connection ended", "peer", l.t.name(l.id), "addr", l.addr, "error", err)
 	}
 	h.connected--
-	l.t.log.Log(l.t.ctx, level, what, "peer", l.t.name(l.id), "lane", l.lane.String(), "error", err)
 }
 
 // end closes the current connection, if there is one; another one takes its place.

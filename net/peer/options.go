@@ -40,7 +40,7 @@ type Options struct {
 	// is read from that lane until it has.
 	Unreleased int64
 
-	// DialTimeout bounds a connection attempt, default 1 s; HandshakeTimeout what follows it until both sides have proved
+	// DialTimeout bounds a connection attempt, the look-up of the name included, default 2 s; HandshakeTimeout what follows it until both sides have proved
 	// who they are, default 2 s.
 	DialTimeout, HandshakeTimeout time.Duration
 	// PingInterval is after how much silence of this node a PING goes out, default 500 ms; IdleTimeout after how much
@@ -122,7 +122,7 @@ func (o *Options) setDefaults() {
 	setBytes(&o.LogQueue, defaultLogQueue)
 	setBytes(&o.BulkQueue, defaultBulkQueue)
 	setBytes(&o.Unreleased, defaultUnreleased)
-	set(&o.DialTimeout, time.Second)
+	set(&o.DialTimeout, 2*time.Second)
 	set(&o.HandshakeTimeout, 2*time.Second)
 	set(&o.PingInterval, 500*time.Millisecond)
 	set(&o.IdleTimeout, 3*time.Second)
