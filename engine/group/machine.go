@@ -3,6 +3,7 @@ package group
 import (
 	"cmp"
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -21,23 +22,31 @@ type Machine struct {
 
 	members   []*member // ascending by id
 	bySession map[uint64]*member
+	// staying counts the members that are not leaving, lost those of them that have no connection.
+	staying, lost int
 	// parts are the partitions, in order; in a broadcast group there are none and each member has parts of its own.
 	parts      []*part
 	partitions int
-	// notices finds the part that an unconfirmed notice is about.
+	// notices finds the part that an unconfirmed notice is about; due has the parts in the order in which something is to be
+	// done about them.
 	notices map[uint64]*part
+	due     partHeap
 
 	waiting []joiner
 	flight  flight
-	// due is not later than the first moment at which tick has something to do; hasDue is false if there is none.
+	// wake is not later than the first moment at which tick has something to do; hasWake is false if there is none.
 	// Deadlines that move away, as a member's does with all that it sends, are not followed.
-	due    time.Duration
-	hasDue bool
+	wake    time.Duration
+	hasWake bool
 	// retryAt is when a refused batch is proposed again; 0: nothing was refused.
 	retryAt time.Duration
 	// reassign: the target must be computed anew even if no member changes.
 	reassign bool
-	closed   bool
+	// going counts the members whose removal is decided and not proposed, loose are partitions that were released since the
+	// last batch.
+	going  int
+	loose  []*part
+	closed bool
 }
 
 // member is one member, from the commit of its joining to that of its leaving.
@@ -52,29 +61,35 @@ type member struct {
 	lastOp    time.Duration
 	// restored: it comes from the metadata log and has not come back since. What it had confirmed is not in the log.
 	restored bool
-	// leaving: its removal is decided, and proposed with the next batch. It owns nothing any more.
+	// leaving: its removal is decided, and proposed with the next batch. What it owns is not delivered to it any more.
 	leaving bool
 	// leaveRefs are answered when the removal is committed.
 	leaveRefs []uint64
-	// parts are what it owns in a broadcast group.
+	// parts are those that it owns, in no order.
 	parts []*part
+	// missed are partitions that were taken from it and whose REVOKE it has not confirmed, by number.
+	missed map[uint16]*part
 }
 
-// part is one partition; in a broadcast group, one for each member.
+// part is one partition; in a broadcast group, one for each member. One in member.missed stands for what a member had.
 type part struct {
 	partition uint16
 
 	owner  uint64
+	at     int // in its owner's parts
 	epoch  uint64
 	target uint64
 	// installed: the owner has confirmed it, and delivery runs.
 	installed bool
 	// released: the owner has given it up (or was not asked any longer); the target gets it with the next batch.
 	released bool
+	// missed: it is in member.missed.
+	missed bool
 	// notice is the unconfirmed notice about it; NoticeID 0: none.
 	notice   protocol.Notice
 	deadline time.Duration
 	repeatAt time.Duration
+	place    int // in Machine.due + 1, 0 = not there
 }
 
 // joiner waits to become a member.
@@ -115,13 +130,16 @@ func New(now time.Duration, opts Options, st State) *Machine {
 			id: s.ID, joinEpoch: s.JoinEpoch, installed: st.AssignmentEpoch, lastOp: now, lostUntil: now + SessionTimeout, restored: true,
 		})
 	}
+	m.staying, m.lost = len(m.members), len(m.members)
 	if opts.Broadcast {
 		for _, mb := range m.members {
 			m.giveAll(mb)
 		}
 	} else {
-		for i, p := range st.Parts {
-			m.parts = append(m.parts, &part{partition: uint16(i), owner: p.Owner, epoch: p.OwnershipEpoch, target: p.Target})
+		for i, s := range st.Parts {
+			p := &part{partition: uint16(i), epoch: s.OwnershipEpoch, target: s.Target}
+			m.parts = append(m.parts, p)
+			m.give(p, s.Owner)
 		}
 	}
 	// The old notices are forgotten with the old machine; these wait for their members to come back.
@@ -147,11 +165,25 @@ func New(now time.Duration, opts Options, st State) *Machine {
 func (m *Machine) giveAll(mb *member) {
 	mb.parts = make([]*part, m.partitions)
 	for i := range mb.parts {
-		mb.parts[i] = &part{partition: uint16(i), owner: mb.id, target: mb.id, epoch: uint64(mb.joinEpoch)}
+		mb.parts[i] = &part{partition: uint16(i), owner: mb.id, at: i, target: mb.id, epoch: uint64(mb.joinEpoch)}
 	}
 }
 
-// all goes through every part there is.
+// give makes the member with the id the owner of a partition; 0 or an id that is no member's: nobody.
+func (m *Machine) give(p *part, id uint64) {
+	if mb := m.member(p.owner); mb != nil {
+		last := mb.parts[len(mb.parts)-1]
+		mb.parts[p.at], last.at = last, p.at
+		mb.parts = mb.parts[:len(mb.parts)-1]
+	}
+	p.owner = id
+	if mb := m.member(id); mb != nil {
+		p.at = len(mb.parts)
+		mb.parts = append(mb.parts, p)
+	}
+}
+
+// all goes through every part there is, those that members have missed included.
 func (m *Machine) all() iter.Seq[*part] {
 	return func(yield func(*part) bool) {
 		for _, p := range m.parts {
@@ -160,8 +192,15 @@ func (m *Machine) all() iter.Seq[*part] {
 			}
 		}
 		for _, mb := range m.members {
-			for _, p := range mb.parts {
-				if !yield(p) {
+			if m.opts.Broadcast {
+				for _, p := range mb.parts {
+					if !yield(p) {
+						return
+					}
+				}
+			}
+			for _, number := range slices.Sorted(maps.Keys(mb.missed)) {
+				if !yield(mb.missed[number]) {
 					return
 				}
 			}
@@ -169,19 +208,9 @@ func (m *Machine) all() iter.Seq[*part] {
 	}
 }
 
-// owned goes through the parts that a member owns.
-func (m *Machine) owned(mb *member) iter.Seq[*part] {
-	return func(yield func(*part) bool) {
-		list := m.parts
-		if m.opts.Broadcast {
-			list = mb.parts
-		}
-		for _, p := range list {
-			if p.owner == mb.id && !yield(p) {
-				return
-			}
-		}
-	}
+// owned returns the parts that a member owns, by partition.
+func (mb *member) owned() []*part {
+	return slices.SortedFunc(slices.Values(mb.parts), func(a, b *part) int { return cmp.Compare(a.partition, b.partition) })
 }
 
 // Step handles one event. now never goes back. Effects are appended to fx in the order in which they must be done.
@@ -231,28 +260,28 @@ func (m *Machine) stepClosed(ev *Event, fx *Effects) {
 }
 
 // Deadline returns when the machine wants its next Tick, and false if nothing is due. It may turn out to be early.
-func (m *Machine) Deadline() (time.Duration, bool) { return m.due, m.hasDue && !m.closed }
+func (m *Machine) Deadline() (time.Duration, bool) { return m.wake, m.hasWake && !m.closed }
 
-// dueBy sees to a tick at t or earlier.
-func (m *Machine) dueBy(t time.Duration) {
-	if !m.hasDue || t < m.due {
-		m.due, m.hasDue = t, true
+// wakeBy sees to a tick at t or earlier.
+func (m *Machine) wakeBy(t time.Duration) {
+	if !m.hasWake || t < m.wake {
+		m.wake, m.hasWake = t, true
 	}
 }
 
-// reckon computes due from everything that has a deadline.
+// reckon computes wake from everything that has a deadline.
 func (m *Machine) reckon() {
-	m.hasDue = false
+	m.hasWake = false
 	if m.retryAt != 0 && m.flight.left == 0 {
-		m.dueBy(m.retryAt)
+		m.wakeBy(m.retryAt)
 	}
 	for _, mb := range m.members {
 		if !mb.leaving {
-			m.dueBy(mb.expiry())
+			m.wakeBy(mb.expiry())
 		}
 	}
-	for _, p := range m.notices {
-		m.dueBy(min(p.deadline, p.repeatAt))
+	if len(m.due) > 0 {
+		m.wakeBy(m.due[0].when())
 	}
 }
 
@@ -270,10 +299,8 @@ func (m *Machine) tick(now time.Duration, fx *Effects) {
 			m.remove(mb, protocol.CodeUnknownMember, "the member sent nothing for 10 s (or had no connection for 3 s) and was removed: SUB again", false, fx)
 		}
 	}
-	if len(m.notices) > 0 {
-		for p := range m.all() {
-			m.tickNotice(now, p, fx)
-		}
+	for len(m.due) > 0 && m.due[0].when() <= now {
+		m.tickNotice(now, m.due[0], fx)
 	}
 	if m.retryAt <= now {
 		m.prepare(fx)

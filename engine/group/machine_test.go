@@ -365,9 +365,48 @@ func TestMachine_UnconfirmedRevokeIsCarriedOut(t *testing.T) {
 	if !h.owned["2/1/3"] || !h.owned["1/0/1"] || len(h.pending) != 0 {
 		t.Fatalf("owned %v, pending %v", h.owned, h.pending)
 	}
-	h.step(Event{Kind: Heartbeat, Ref: 77, Session: 1, Member: a.Member, MembershipEpoch: 1, AssignmentEpoch: 1})
+	h.step(Event{Kind: Heartbeat, Ref: 77, Session: 1, Member: a.Member, MembershipEpoch: 1, AssignmentEpoch: 2})
 	if h.answers[77].Code != 0 {
 		t.Fatalf("the old owner itself must stay a member: %+v", h.answers[77])
+	}
+}
+
+// A member that was away while a REVOKE was carried out still believes to own the partition when it comes back.
+func TestMachine_RejoinedMemberLearnsWhatWasTakenFromIt(t *testing.T) {
+	h := newHarness(t, 2, 0)
+	a := h.join(1)
+	h.confirm(1, protocol.ControlOK)
+	h.join(2)
+	revoke := h.notices[1][0]
+	if revoke.Kind != protocol.NoticeRevoke || revoke.Partition != 1 || revoke.OwnershipEpoch != 2 {
+		t.Fatalf("got %+v", revoke)
+	}
+	h.advance(3 * time.Second)
+	h.step(Event{Kind: SessionClosed, Session: 1})
+	h.advance(LostTimeout - time.Second/2)
+	h.confirm(2, protocol.ControlOK)
+	if !h.owned["2/1/3"] {
+		t.Fatalf("owned %v", h.owned)
+	}
+	for session := uint64(3); session <= 4; session++ { // and again, if its connection is lost before it has confirmed
+		h.step(Event{Kind: Rejoin, Ref: 50 + session, Session: session, Member: a.Member})
+		h.advance(NoticeRepeat)
+		if got := h.notices[session]; len(got) != 2 || got[0] != revoke || got[1] != revoke {
+			t.Fatalf("session %d got %+v, want %+v twice", session, got, revoke)
+		}
+	}
+	h.confirm(4, protocol.ControlOK)
+	h.advance(2 * time.Second)
+	if len(h.notices[4]) != 0 || !h.owned["4/0/1"] || !h.owned["2/1/3"] || !h.m.Settled() {
+		t.Fatalf("notices %+v, owned %v", h.notices[4], h.owned)
+	}
+	// The partition comes back to it under another epoch, and a late confirmation of the old loss changes nothing.
+	h.step(Event{Kind: Leave, Ref: 60, Session: 2, Member: h.m.members[1].id})
+	h.commit()
+	h.confirm(4, protocol.ControlOK)
+	h.step(Event{Kind: Confirm, Session: 4, Ack: echo(revoke, protocol.ControlOK)})
+	if !h.owned["4/1/4"] || !h.m.Settled() {
+		t.Fatalf("owned %v", h.owned)
 	}
 }
 

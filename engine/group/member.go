@@ -2,6 +2,8 @@ package group
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -30,10 +32,13 @@ func (m *Machine) rejoin(now time.Duration, ev *Event, fx *Effects) {
 		m.stopOwned(mb, false, fx)
 		m.endSession(mb, protocol.CodeUnknownMember, "the member rejoined on another connection", false, fx)
 	}
-	mb.session, mb.lastOp = ev.Session, now
-	m.bySession[ev.Session] = mb
+	m.bind(mb, ev.Session)
+	mb.lastOp = now
 	fx.add(Effect{Kind: Answer, Ref: ev.Ref, Session: ev.Session, Member: mb.id, MembershipEpoch: mb.joinEpoch, AssignmentEpoch: mb.installed})
-	for p := range m.owned(mb) {
+	for _, number := range slices.Sorted(maps.Keys(mb.missed)) {
+		m.send(now, mb.missed[number], fx)
+	}
+	for _, p := range mb.owned() {
 		if p.notice.NoticeID != 0 {
 			if p.notice.Kind == protocol.NoticeAssign {
 				p.deadline = now + AssignTimeout
@@ -95,10 +100,9 @@ func (m *Machine) leave(ev *Event, fx *Effects) {
 // connection.
 func (m *Machine) sessionClosed(now time.Duration, session uint64) {
 	if mb := m.bySession[session]; mb != nil {
-		delete(m.bySession, session)
-		mb.session = 0
+		m.bind(mb, 0)
 		mb.lostUntil = now + LostTimeout
-		m.dueBy(mb.lostUntil)
+		m.wakeBy(mb.lostUntil)
 		return
 	}
 	for i := range m.flight.joins {
@@ -119,13 +123,31 @@ func (m *Machine) remove(mb *member, code protocol.ErrorCode, text string, grace
 	if mb.leaving {
 		return
 	}
-	mb.leaving = true
 	m.stopOwned(mb, graceful, fx)
-	for p := range m.owned(mb) {
+	for _, p := range mb.parts {
 		m.dropNotice(p)
 		p.installed, p.released = false, true
 	}
+	for _, p := range mb.missed {
+		m.dropNotice(p)
+	}
 	m.endSession(mb, code, text, graceful, fx)
+	mb.leaving = true
+	m.going++
+	m.staying--
+	m.lost--
+}
+
+// bind gives a member that is not leaving another session; 0: it has no connection any more.
+func (m *Machine) bind(mb *member, session uint64) {
+	if mb.session != 0 {
+		delete(m.bySession, mb.session)
+		m.lost++
+	}
+	if mb.session = session; session != 0 {
+		m.bySession[session] = mb
+		m.lost--
+	}
 }
 
 // stopOwned ends the delivery of what a member owns. Without a session it has ended already.
@@ -133,7 +155,7 @@ func (m *Machine) stopOwned(mb *member, graceful bool, fx *Effects) {
 	if mb.session == 0 {
 		return
 	}
-	for p := range m.owned(mb) {
+	for _, p := range mb.owned() {
 		if p.installed {
 			fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch, Graceful: graceful})
 		}
@@ -145,6 +167,5 @@ func (m *Machine) endSession(mb *member, code protocol.ErrorCode, text string, g
 		return
 	}
 	fx.add(Effect{Kind: End, Session: mb.session, Member: mb.id, Code: code, Text: text, Graceful: graceful})
-	delete(m.bySession, mb.session)
-	mb.session = 0
+	m.bind(mb, 0)
 }

@@ -32,6 +32,9 @@ type model struct {
 	crowd     int  // how many of 100 steps are joins
 	delivered map[place]delivery
 	everOwned map[[2]uint64]uint64 // (partition, ownership epoch) -> member
+	// believes is what a member believes to own, by partition: the ownership epoch. A member that was away while the broker
+	// started again is not in it: nobody can tell it what it missed before.
+	believes map[uint64]map[uint16]uint64
 }
 
 // place is where one member at a time may receive: a partition; in a broadcast group, a partition and a member.
@@ -57,9 +60,11 @@ type modelClient struct {
 	aEpoch  uint32
 	open    bool
 	ended   bool
-	inbox   []protocol.Notice
-	old     []protocol.Notice
-	heard   time.Duration
+	// rejoined: it came back for a member.
+	rejoined bool
+	inbox    []protocol.Notice
+	old      []protocol.Notice
+	heard    time.Duration
 }
 
 func newModel(seed uint64) *model {
@@ -68,6 +73,7 @@ func newModel(seed uint64) *model {
 		rng: rng, now: time.Duration(rng.IntN(3)) * time.Second,
 		opts: Options{Group: 1, Topic: 1, MaxMembers: rng.IntN(6), MemberBase: 1 << 48, Strategy: Strategy(rng.IntN(3)), Broadcast: rng.IntN(6) == 0},
 		refs: make(map[uint64]bool), delivered: make(map[place]delivery), everOwned: make(map[[2]uint64]uint64), crowd: 6,
+		believes: make(map[uint64]map[uint16]uint64),
 	}
 	parts := 1 + rng.IntN(14)
 	if rng.IntN(5) == 0 { // many members
@@ -140,6 +146,12 @@ func (m *model) effect(e *Effect) {
 			c.joining = 0
 			if e.Code == 0 {
 				c.member, c.mEpoch, c.aEpoch = e.Member, e.MembershipEpoch, e.AssignmentEpoch
+				if !m.isMember(e.Member) {
+					m.fail("%d is told that it is a member", e.Member)
+				}
+				if _, known := m.believes[e.Member]; !known && !c.rejoined {
+					m.believes[e.Member] = make(map[uint16]uint64)
+				}
 			} else {
 				c.ended = true
 			}
@@ -213,6 +225,9 @@ func (m *model) commit() {
 	case Joined:
 		if c.Member <= st.LastMember || c.MembershipEpoch != st.MembershipEpoch+1 {
 			m.fail("joined %+v after %+v", c, st)
+		}
+		if j := m.client(c.Session); j == nil || j.joining == 0 || j.rejoined {
+			m.fail("joined %+v for a session that asks for nothing: %+v", c, j)
 		}
 		st.LastMember, st.MembershipEpoch = c.Member, c.MembershipEpoch
 		st.Members = append(st.Members, MemberState{c.Member, c.MembershipEpoch})
@@ -346,7 +361,7 @@ func (m *model) disconnect(c *modelClient) {
 }
 
 func (m *model) subscribe(rejoin uint64) {
-	c := &modelClient{session: m.id(), open: true, heard: m.now}
+	c := &modelClient{session: m.id(), open: true, heard: m.now, rejoined: rejoin != 0}
 	c.joining = m.ask()
 	m.clients = append(m.clients, c)
 	if rejoin != 0 {
@@ -382,6 +397,13 @@ func (m *model) answerNotice(c *modelClient) {
 		result = protocol.ControlResult(1 + m.rng.IntN(2))
 	}
 	c.aEpoch = max(c.aEpoch, n.AssignmentEpoch)
+	if b := m.believes[c.member]; b != nil && n.OwnershipEpoch >= b[n.Partition] {
+		if n.Kind == protocol.NoticeRevoke {
+			delete(b, n.Partition)
+		} else {
+			b[n.Partition] = n.OwnershipEpoch
+		}
+	}
 	m.step(Event{Kind: Confirm, Session: c.session, Ack: echo(n, result)})
 }
 
@@ -395,7 +417,9 @@ func (m *model) random() {
 			m.step(Event{Kind: Configure, Strategy: m.opts.Strategy})
 		}
 	case r < 10: // come back for somebody whose connection was lost, or is not (yet)
-		if len(m.clients) > 0 {
+		if n := len(m.state.Members); n > 0 && m.rng.IntN(2) == 0 {
+			m.subscribe(m.state.Members[m.rng.IntN(n)].ID)
+		} else if len(m.clients) > 0 {
 			if c := m.clients[m.rng.IntN(len(m.clients))]; c.member != 0 {
 				m.subscribe(c.member)
 			}
@@ -448,6 +472,11 @@ func (m *model) restart() {
 		m.commit()
 	}
 	m.log = nil
+	for _, c := range m.clients {
+		if !c.open {
+			delete(m.believes, c.member)
+		}
+	}
 	for _, c := range m.clients {
 		c.open = false
 	}
@@ -527,6 +556,9 @@ func (m *model) settle() {
 			if !ok || d.member != p.Owner || p.Owner != p.Target || c == nil || !c.open || c.ended {
 				m.fail("partition %d is not delivered to its owner %+v: %+v", i, p, d)
 			}
+			if b, known := m.believes[mb.ID]; known && (b[uint16(i)] != 0) != (p.Owner == mb.ID) {
+				m.fail("member %d believes to own partition %d: %t, it is %+v", mb.ID, i, b[uint16(i)] != 0, p)
+			}
 		}
 	}
 }
@@ -569,7 +601,7 @@ func (m *model) checkMachine() {
 	if mEpoch > m.state.MembershipEpoch || aEpoch > m.state.AssignmentEpoch {
 		m.fail("the machine is at %d/%d, the log at %d/%d", mEpoch, aEpoch, m.state.MembershipEpoch, m.state.AssignmentEpoch)
 	}
-	if at, ok := m.m.Deadline(); ok != m.m.hasDue || !exactlyDue(m.m, at, ok) {
+	if at, ok := m.m.Deadline(); ok != m.m.hasWake || !exactlyDue(m.m, at, ok) {
 		m.fail("the machine wants a tick at %v (%t), but something is due earlier", at, ok)
 	}
 	limit := m.opts.MaxMembers
@@ -578,6 +610,50 @@ func (m *model) checkMachine() {
 	}
 	if n := len(m.state.Members); len(m.log) == 0 && n > limit {
 		m.fail("%d members, at most %d are allowed", n, limit)
+	}
+	m.checkIndexes()
+}
+
+// checkIndexes compares what the machine finds by indexes with what a look at everything finds.
+func (m *model) checkIndexes() {
+	x := m.m
+	staying, lost, owned := 0, 0, 0
+	for _, mb := range x.members {
+		if !mb.leaving {
+			staying++
+			if mb.session == 0 {
+				lost++
+			}
+		}
+		if mb.session != 0 && x.bySession[mb.session] != mb {
+			m.fail("session %d does not find member %d", mb.session, mb.id)
+		}
+		for i, p := range mb.parts {
+			if owned++; p.owner != mb.id || p.at != i {
+				m.fail("partition %+v is number %d of member %d", p, i, mb.id)
+			}
+		}
+	}
+	if staying != x.staying || lost != x.lost {
+		m.fail("%d members stay, %d have no connection; the machine counts %d and %d", staying, lost, x.staying, x.lost)
+	}
+	noticed := 0
+	for p := range x.all() {
+		if p.owner != 0 && !p.missed {
+			owned--
+		}
+		if (p.notice.NoticeID != 0) != (p.place != 0) || p.place != 0 && (x.due[p.place-1] != p || x.notices[p.notice.NoticeID] != p) {
+			m.fail("the notice of %+v is not where it should be", p)
+		}
+		noticed += min(p.place, 1)
+	}
+	if owned != 0 || noticed != len(x.due) || noticed != len(x.notices) {
+		m.fail("%d owned partitions too many, %d notices of %d in the heap, %d to be found", owned, noticed, len(x.due), len(x.notices))
+	}
+	for i := 1; i < len(x.due); i++ {
+		if x.due.before(i, (i-1)/2) {
+			m.fail("the notices are no heap")
+		}
 	}
 }
 
@@ -612,6 +688,10 @@ func runModel(t *testing.T, seed uint64, steps int) {
 	for step = range steps {
 		m.random()
 		m.checkMachine()
+		if m.rng.IntN(200) == 0 {
+			m.settle()
+			m.calm = false
+		}
 	}
 	m.settle()
 }

@@ -21,7 +21,8 @@ func (m *Machine) newNotice(now time.Duration, p *part, kind protocol.NoticeKind
 		p.deadline = now + RevokeTimeout
 	}
 	p.repeatAt = now + NoticeRepeat
-	m.dueBy(min(p.deadline, p.repeatAt))
+	m.due.set(p)
+	m.wakeBy(p.when())
 }
 
 // Noticed returns the session of the member whom an unconfirmed notice is for, 0 if there is no such notice or the member has
@@ -39,13 +40,15 @@ func (m *Machine) dropNotice(p *part) {
 	if p.notice.NoticeID != 0 {
 		delete(m.notices, p.notice.NoticeID)
 		p.notice = protocol.Notice{}
+		m.due.remove(p)
 	}
 }
 
 // send sends the notice about a partition if its owner has a connection.
 func (m *Machine) send(now time.Duration, p *part, fx *Effects) {
 	p.repeatAt = now + NoticeRepeat
-	m.dueBy(p.repeatAt)
+	m.due.set(p)
+	m.wakeBy(p.when())
 	if mb := m.member(p.owner); mb != nil && mb.session != 0 {
 		fx.add(Effect{Kind: Send, Session: mb.session, Member: mb.id, Notice: p.notice})
 	}
@@ -53,29 +56,56 @@ func (m *Machine) send(now time.Duration, p *part, fx *Effects) {
 
 // tickNotice repeats the notice about a partition, or does what its silence means.
 func (m *Machine) tickNotice(now time.Duration, p *part, fx *Effects) {
+	mb := m.member(p.owner)
 	switch {
-	case p.notice.NoticeID == 0:
 	case p.deadline > now:
-		if p.repeatAt <= now {
-			m.send(now, p, fx)
-		}
+		m.send(now, p, fx)
 	case p.notice.Kind == protocol.NoticeRevoke:
-		m.release(p, fx)
+		m.carryOut(now, p, fx)
+	case mb != nil && !mb.leaving:
+		m.remove(mb, protocol.CodeUnknownMember, "the member did not confirm an ASSIGN within 10 s and was removed: SUB again", false, fx)
 	default:
-		if mb := m.member(p.owner); mb != nil {
-			m.remove(mb, protocol.CodeUnknownMember, "the member did not confirm an ASSIGN within 10 s and was removed: SUB again", false, fx)
-		}
+		m.dropNotice(p)
 	}
 }
 
 // release takes a partition from its owner, who confirmed the REVOKE or was given enough time to.
 func (m *Machine) release(p *part, fx *Effects) {
 	m.dropNotice(p)
-	if mb := m.member(p.owner); mb != nil && mb.session != 0 && p.installed {
+	mb := m.member(p.owner)
+	if p.missed {
+		delete(mb.missed, p.partition)
+		return
+	}
+	if mb != nil && mb.session != 0 && p.installed {
 		fx.add(Effect{Kind: Remove, Session: mb.session, Member: mb.id, Partition: p.partition, OwnershipEpoch: p.epoch, Graceful: true})
 	}
 	p.installed, p.released = false, true
+	m.loose = append(m.loose, p)
 }
+
+// carryOut takes a partition from its owner, who has not confirmed the REVOKE in time. The notice is repeated until it does:
+// it may have no connection, and then believes to own the partition when it comes back.
+func (m *Machine) carryOut(now time.Duration, p *part, fx *Effects) {
+	notice, epoch, mb := p.notice, p.epoch, m.member(p.owner)
+	m.release(p, fx)
+	if mb == nil {
+		return
+	}
+	if mb.missed == nil {
+		mb.missed = make(map[uint16]*part)
+	}
+	if old := mb.missed[p.partition]; old != nil {
+		m.dropNotice(old)
+	}
+	q := &part{partition: p.partition, owner: mb.id, epoch: epoch, missed: true, notice: notice, deadline: forever, repeatAt: now + NoticeRepeat}
+	mb.missed[p.partition] = q
+	m.notices[notice.NoticeID] = q
+	m.due.set(q)
+}
+
+// forever is later than every deadline.
+const forever = time.Duration(1<<63 - 1)
 
 // confirm handles a CONTROL_ACK. Whatever does not echo an unconfirmed notice of the sender's own exactly (a repetition,
 // a notice that was replaced) changes nothing.

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -16,23 +17,17 @@ func (m *Machine) prepare(fx *Effects) {
 	m.retryAt = 0
 	f := flight{mEpoch: m.membershipEpoch, aEpoch: m.assignmentEpoch, ownEp: m.lastOwnership, lastMem: m.lastMember}
 	m.admit(&f, fx)
-	var changes []Change
-	for _, mb := range m.members {
-		if mb.leaving {
-			f.leaves = append(f.leaves, mb)
-			f.mEpoch++
-			changes = append(changes, Change{Kind: Left, Member: mb.id, MembershipEpoch: f.mEpoch})
-		}
+	if len(f.joins) == 0 && m.going == 0 && len(m.loose) == 0 && !m.reassign {
+		return
 	}
-	for i := range f.joins {
-		f.mEpoch++
-		f.lastMem++
-		f.joins[i].member = f.lastMem
-		changes = append(changes, Change{Kind: Joined, Member: f.lastMem, MembershipEpoch: f.mEpoch})
+	changes := m.memberChanges(&f)
+	if len(changes) > 0 || m.reassign || !m.handOn(&f) {
+		m.assignment(&f, len(changes) > 0 || m.reassign)
 	}
-	reassign := m.reassign
-	m.reassign = false
-	if m.assignment(&f, len(changes) > 0 || reassign); len(f.assign) > 0 {
+	m.reassign, m.going = false, 0
+	clear(m.loose)
+	m.loose = m.loose[:0]
+	if len(f.assign) > 0 {
 		changes = append(changes, Change{Kind: Assigned, MembershipEpoch: f.mEpoch, AssignmentEpoch: f.aEpoch, Parts: f.assign})
 	}
 	if len(changes) == 0 {
@@ -43,29 +38,62 @@ func (m *Machine) prepare(fx *Effects) {
 	fx.add(Effect{Kind: Propose, Changes: changes})
 }
 
-// admit lets waiting joiners in as far as the limit allows. Where it does not, a member without a connection gives way.
-func (m *Machine) admit(f *flight, fx *Effects) {
-	staying := 0
-	for _, mb := range m.members {
-		if !mb.leaving {
-			staying++
+// memberChanges are the batch's changes of members: those that leave first.
+func (m *Machine) memberChanges(f *flight) (changes []Change) {
+	if m.going > 0 || m.reassign {
+		for _, mb := range m.members {
+			if mb.leaving {
+				f.leaves = append(f.leaves, mb)
+				f.mEpoch++
+				changes = append(changes, Change{Kind: Left, Member: mb.id, MembershipEpoch: f.mEpoch})
+			}
 		}
 	}
+	for i := range f.joins {
+		f.mEpoch++
+		f.lastMem++
+		f.joins[i].member = f.lastMem
+		changes = append(changes, Change{Kind: Joined, Member: f.lastMem, Session: f.joins[i].session, MembershipEpoch: f.mEpoch})
+	}
+	return changes
+}
+
+// handOn gives the partitions that were released to those that they are promised to. It reports false, and does nothing, if
+// one of these is not there any more.
+func (m *Machine) handOn(f *flight) bool {
+	for _, p := range m.loose {
+		if mb := m.member(p.target); mb == nil || mb.leaving {
+			return false
+		}
+	}
+	slices.SortFunc(m.loose, func(a, b *part) int { return cmp.Compare(a.partition, b.partition) })
+	for _, p := range m.loose {
+		if p.released {
+			f.ownEp++
+			f.assign = append(f.assign, PartChange{Partition: p.partition, Member: p.target, OwnershipEpoch: f.ownEp})
+		}
+	}
+	return true
+}
+
+// admit lets waiting joiners in as far as the limit allows. Where it does not, a member without a connection gives way.
+func (m *Machine) admit(f *flight, fx *Effects) {
 	for _, j := range m.waiting {
 		if j.session == 0 {
 			// Nobody is there to become a member; the answer goes nowhere, but each request has one.
 			fx.add(Effect{Kind: Answer, Ref: j.ref, Code: protocol.CodeUnknownMember, Text: "the connection closed"})
 			continue
 		}
-		if staying+len(f.joins) >= m.limit() && m.giveWay(fx) {
-			staying--
+		members := m.staying + len(f.joins)
+		if members >= m.limit() && m.giveWay(fx) {
+			members--
 		}
-		if m.opts.Broadcast && (staying+len(f.joins)+1)*m.partitions > MaxBroadcastAssignments {
+		if m.opts.Broadcast && (members+1)*m.partitions > MaxBroadcastAssignments {
 			fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeGroupAssignmentLimit,
-				Text: fmt.Sprintf("%d members with all of %d partitions each are as many as a broadcast group may have: stop one first", staying+len(f.joins), m.partitions)})
+				Text: fmt.Sprintf("%d members with all of %d partitions each are as many as a broadcast group may have: stop one first", members, m.partitions)})
 			continue
 		}
-		if staying+len(f.joins) >= m.limit() {
+		if members >= m.limit() {
 			fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Code: protocol.CodeGroupMemberLimit,
 				Text: fmt.Sprintf("the group has %d members and can't have more: stop one first", m.limit())})
 			continue
@@ -78,6 +106,9 @@ func (m *Machine) admit(f *flight, fx *Effects) {
 
 // giveWay removes the member whose connection was lost first, and reports whether there was one.
 func (m *Machine) giveWay(fx *Effects) bool {
+	if m.lost == 0 {
+		return false
+	}
 	var first *member
 	for _, mb := range m.members {
 		if !mb.leaving && mb.session == 0 && (first == nil || mb.lostUntil < first.lostUntil) {
@@ -152,9 +183,7 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 	m.flight = flight{}
 	before := m.assignmentEpoch
 	m.membershipEpoch, m.assignmentEpoch, m.lastOwnership, m.lastMember = f.mEpoch, f.aEpoch, f.ownEp, f.lastMem
-	for _, mb := range f.leaves {
-		m.forget(mb, fx)
-	}
+	m.forget(f.leaves, fx)
 	joinEpoch := f.mEpoch - uint32(len(f.joins))
 	for _, j := range f.joins {
 		joinEpoch++
@@ -164,8 +193,8 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 		p := m.parts[c.Partition]
 		p.target = c.Member
 		if c.OwnershipEpoch != 0 {
-			p.owner, p.epoch = c.Member, c.OwnershipEpoch
-			p.installed, p.released = false, false
+			m.give(p, c.Member)
+			p.epoch, p.installed, p.released = c.OwnershipEpoch, false, false
 			if m.member(c.Member).leaving {
 				// Its removal was decided while the batch was in flight.
 				p.released = true
@@ -175,21 +204,19 @@ func (m *Machine) committed(now time.Duration, fx *Effects) {
 			m.send(now, p, fx)
 		}
 	}
-	m.revoke(now, fx)
+	m.revoke(now, f.assign, fx)
 	m.prepare(fx)
 }
 
 // admitted makes a member of a joiner whose joining is committed. Its own assignment epoch is the one before the batch's
 // new target: that one it learns of by its notices.
 func (m *Machine) admitted(now time.Duration, j joiner, joinEpoch, assignmentEpoch uint32, fx *Effects) {
-	mb := &member{id: j.member, joinEpoch: joinEpoch, installed: assignmentEpoch, session: j.session, lastOp: now}
+	mb := &member{id: j.member, joinEpoch: joinEpoch, installed: assignmentEpoch, lastOp: now, lostUntil: now + LostTimeout}
 	m.members = append(m.members, mb)
-	if j.session == 0 {
-		mb.lostUntil = now + LostTimeout
-	} else {
-		m.bySession[j.session] = mb
-	}
-	m.dueBy(mb.expiry())
+	m.staying++
+	m.lost++
+	m.bind(mb, j.session)
+	m.wakeBy(mb.expiry())
 	fx.add(Effect{Kind: Answer, Ref: j.ref, Session: j.session, Member: mb.id, MembershipEpoch: joinEpoch, AssignmentEpoch: assignmentEpoch})
 	if m.opts.Broadcast {
 		m.giveAll(mb)
@@ -200,29 +227,38 @@ func (m *Machine) admitted(now time.Duration, j joiner, joinEpoch, assignmentEpo
 	}
 }
 
-// forget drops a member whose leaving is committed, and frees what it owned or was promised.
-func (m *Machine) forget(mb *member, fx *Effects) {
-	m.members = slices.DeleteFunc(m.members, func(x *member) bool { return x == mb })
-	for _, p := range m.parts {
-		if p.owner == mb.id {
-			p.owner, p.released = 0, false
+// forget drops the members whose leaving is committed, and frees what they owned or were promised.
+func (m *Machine) forget(leaves []*member, fx *Effects) {
+	if len(leaves) == 0 {
+		return
+	}
+	gone := make(map[uint64]bool, len(leaves))
+	for _, mb := range leaves {
+		gone[mb.id] = true
+		if m.opts.Broadcast {
+			fx.add(Effect{Kind: Forget, Member: mb.id})
 		}
-		if p.target == mb.id {
+		for _, ref := range mb.leaveRefs {
+			fx.add(Effect{Kind: Answer, Ref: ref})
+		}
+	}
+	for _, p := range m.parts {
+		if gone[p.owner] {
+			m.give(p, 0)
+			p.released = false
+		}
+		if gone[p.target] {
 			p.target = 0
 		}
 	}
-	if m.opts.Broadcast {
-		fx.add(Effect{Kind: Forget, Member: mb.id})
-	}
-	for _, ref := range mb.leaveRefs {
-		fx.add(Effect{Kind: Answer, Ref: ref})
-	}
+	m.members = slices.DeleteFunc(m.members, func(mb *member) bool { return gone[mb.id] })
 }
 
-// revoke asks every owner that is not the target any more to give its partition up. Once asked it must, even if it
+// revoke asks the owners that are not the targets any more to give their partitions up. Once asked it must, even if it
 // becomes the target again: it may have let go already.
-func (m *Machine) revoke(now time.Duration, fx *Effects) {
-	for _, p := range m.parts {
+func (m *Machine) revoke(now time.Duration, changes []PartChange, fx *Effects) {
+	for _, c := range changes {
+		p := m.parts[c.Partition]
 		if p.owner == 0 || p.released || p.target == 0 || p.target == p.owner {
 			continue
 		}
@@ -251,7 +287,7 @@ func (m *Machine) refused(now time.Duration, fx *Effects) {
 		}
 		mb.leaveRefs = nil
 	}
-	m.flight, m.reassign = flight{}, true
+	m.flight, m.reassign = flight{}, true // which sees to the members that leave, too
 	m.retryAt = now + ProposeRetry
-	m.dueBy(m.retryAt)
+	m.wakeBy(m.retryAt)
 }

@@ -13,11 +13,16 @@
 //	released ----- Assigned(target, new ownership epoch) committed -> assigned (to the other member)
 //	any ---------- its owner leaves or is removed ----------------> free
 //
+// The REVOKE of a partition that was taken from a member without its confirmation is repeated until that comes: it may have
+// had no connection, and learns of the loss when it rejoins.
+//
 // In a broadcast group every member owns every partition by being a member: there is no target and no REVOKE, and the
 // ownership epoch of all that a member owns is the membership epoch of its joining.
 //
 // At most one batch of changes (leaves, joins, one assignment) is in flight; what happens meanwhile waits for it. So the
 // machine's state is always the committed one, and no answer or notice can tell of an epoch that is not (invariant 9).
+//
+// A batch that changes the members costs one pass over members and partitions, every other one what it hands on.
 package group
 
 import (
@@ -208,8 +213,10 @@ const (
 
 // Change is one mutation of the group for the metadata log. The epochs are those after it.
 type Change struct {
-	Kind            ChangeKind
-	Member          uint64
+	Kind   ChangeKind
+	Member uint64
+	// Session is whose member it will be, of a Joined; it is not for the log. 0: the connection closed meanwhile.
+	Session         uint64
 	MembershipEpoch uint32
 	AssignmentEpoch uint32
 	// Parts ascend by partition.
