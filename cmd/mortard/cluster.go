@@ -26,6 +26,14 @@ const (
 // clustered reports whether this broker is one of several.
 func (c *Config) clustered() bool { return len(c.Peers) > 0 }
 
+// part says what this broker is a part of.
+func (c *Config) part() string {
+	if !c.clustered() {
+		return "a single node"
+	}
+	return fmt.Sprintf("node %d of %d, peers at %s", c.NodeID, len(c.Peers), c.ListenPeer)
+}
+
 // replicaID turns a node_id into the number that replication knows the node by.
 func replicaID(nodeID int) replica.NodeID { return replica.NodeID(nodeID + 1) }
 

@@ -47,8 +47,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		for _, text := range inv.warnings {
 			fmt.Fprintf(stderr, "mortard: %s\n", text)
 		}
-		_, err := fmt.Fprintf(stdout, "the configuration is valid: clients at %s, admin at %s, data in %s\n",
-			inv.config.ListenClient, inv.config.ListenAdmin, inv.config.DataDir)
+		_, err := fmt.Fprintf(stdout, "the configuration is valid: %s, clients at %s, admin at %s, data in %s\n",
+			inv.config.part(), inv.config.ListenClient, inv.config.ListenAdmin, inv.config.DataDir)
 		return err
 	}
 	return serve(ctx, inv, stdout, stderr)
