@@ -47,7 +47,7 @@ With --settings the group's settings are listed instead: name, value. With --jso
 			return a.printSettings(g)
 		}
 		if !a.json {
-			a.note("group %q of topic %q is %s: %s, lag %d, %d in flight; settings: %s", g.Group, g.Topic, g.State,
+			a.note("group %q of topic %q is %s: %s, lag %d, %d in flight%s", g.Group, g.Topic, g.State,
 				countOf(g.connected(), "connected member"), g.Lag, g.InFlight, g.settingsText())
 		}
 		return printRows(a, g.memberRows())
@@ -86,16 +86,20 @@ func (g *groupStats) settings() map[string]json.RawMessage {
 	return settings
 }
 
+// settingsText is the end of a sentence about the group.
 func (g *groupStats) settingsText() string {
 	settings := g.settings()
+	if settings == nil {
+		return ""
+	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		list = append(list, fmt.Sprintf("%s %s", name, plain(settings[name])))
 	}
 	if len(list) == 0 {
-		return "the defaults"
+		return "; settings: the defaults"
 	}
-	return strings.Join(list, ", ")
+	return "; settings: " + strings.Join(list, ", ")
 }
 
 // plain is a JSON value without the quotes of a string.
