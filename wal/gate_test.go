@@ -378,7 +378,9 @@ func (g *gateRun) points() []LogPoint {
 func TestGate_Rules(t *testing.T) {
 	pool := testPool(t)
 	at := func(epoch Epoch, index LogIndex) LogPoint { return LogPoint{Epoch: epoch, Index: index} }
-	catchup := func(p LogPoint, commit LogIndex) LogPosition { return LogPosition{Point: p, Commit: commit, Flags: CatchupRound} }
+	catchup := func(p LogPoint, commit LogIndex) LogPosition {
+		return LogPosition{Point: p, Commit: commit, Flags: CatchupRound}
+	}
 	for _, c := range []struct {
 		name           string
 		from           LogPoint
@@ -400,7 +402,7 @@ func TestGate_Rules(t *testing.T) {
 			feed:    []LogPosition{position(5, 10, 3, 9), position(4, 10, 3, 9), position(6, 11, 4, 9)},
 			pending: []LogPoint{at(4, 10), at(6, 11)}, committed: at(3, 9)},
 		{name: "what was replaced is not committed by its index", from: at(3, 9),
-			feed: []LogPosition{position(3, 10, 3, 9), position(3, 11, 3, 9), position(4, 11, 3, 9), position(4, 12, 4, 11)},
+			feed:  []LogPosition{position(3, 10, 3, 9), position(3, 11, 3, 9), position(4, 11, 3, 9), position(4, 12, 4, 11)},
 			given: []LogPoint{at(3, 10), at(4, 11)}, pending: []LogPoint{at(4, 12)}, committed: at(4, 11)},
 		{name: "a catch-up gives up what isn't committed", from: at(3, 9),
 			feed:  []LogPosition{position(3, 10, 3, 9), position(3, 11, 3, 9), catchup(LogPoint{}, 10)},
@@ -460,14 +462,13 @@ func TestGate_AgreesWithANaiveOne(t *testing.T) {
 			l := replayLog(written)
 			commit = max(commit, l.commit)
 			p := LogPosition{Commit: commit}
-			switch x := rng.IntN(20); {
-			case x == 0:
+			if x := rng.IntN(20); x == 0 {
 				p.Flags = CatchupRound
 				if rng.IntN(2) == 0 {
 					p.Point = LogPoint{Epoch: epoch, Index: commit + LogIndex(1+rng.IntN(20))}
 					commit = p.Point.Index
 				}
-			default:
+			} else {
 				index := l.last().Index + 1
 				if x < 4 { // another leader, that has a part of what isn't committed
 					epoch += Epoch(1 + rng.IntN(2))

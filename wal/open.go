@@ -588,27 +588,28 @@ func (o *opener) cutScanned() error {
 // It is durable before the next checkpoint, which would know them.
 func (o *opener) removeStale() error {
 	for _, st := range o.s.order {
-		if len(st.stale) == 0 && !st.staleActive {
-			continue
+		var paths []string
+		if st.staleMQC {
+			paths = append(paths, filepath.Join(st.dir, checkpointFile))
 		}
 		if st.staleActive {
-			path := filepath.Join(st.dir, ledgerActive)
+			paths = append(paths, filepath.Join(st.dir, ledgerActive))
+		}
+		for _, base := range st.stale {
+			paths = append(paths, filepath.Join(st.dir, logName(st.id.Kind, base, false)))
+			if st.id.Kind == Messages {
+				paths = append(paths, st.indexPath(base))
+			}
+		}
+		if len(paths) == 0 {
+			continue
+		}
+		for _, path := range paths {
 			if _, err := o.io.run(ring.Op{Kind: ring.Remove, Path: path}); err != nil && !notExist(err) {
 				return err
 			}
 		}
-		for _, base := range st.stale {
-			paths := []string{filepath.Join(st.dir, logName(st.id.Kind, base, false))}
-			if st.id.Kind == Messages {
-				paths = append(paths, st.indexPath(base))
-			}
-			for _, path := range paths {
-				if _, err := o.io.run(ring.Op{Kind: ring.Remove, Path: path}); err != nil && !notExist(err) {
-					return err
-				}
-			}
-		}
-		st.stale, st.staleActive = nil, false
+		st.stale, st.staleActive, st.staleMQC = nil, false, false
 		if _, err := o.io.run(ring.Op{Kind: ring.SyncDir, Path: st.dir}); err != nil {
 			return err
 		}

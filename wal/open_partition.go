@@ -138,7 +138,7 @@ func (p *partition) take(c checkpoint) {
 	}
 	switch {
 	case c.Next <= p.st.first, p.anew && !p.listed && p.st.first == firstSequence:
-		// Of before the partition began anew.
+		p.st.staleMQC = true // of before the partition began anew
 	case p.o.scan && c.Next > p.floor.Next:
 		p.floor = c
 	case p.o.scan:

@@ -123,7 +123,7 @@ func openFollower(t testing.TB, d *simdisk.Disk, o OpenOptions, pool *ring.Pool)
 
 // adopt makes the node go on behind what it wrote in earlier lives, with what the recovery has left pending.
 func (f *follower) adopt(written []logRound) {
-	f.written, f.flushed = written, len(written)
+	f.written, f.flushed = slices.Clone(written), len(written)
 	f.numbers = make([]RoundNumber, len(written))
 	for _, r := range f.rec.Pending {
 		p, _ := r.Log()

@@ -56,6 +56,18 @@ func (p *replicaPower) cut() {
 	p.check(p.d.Clone(), fmt.Sprintf("step %d, killed", p.steps))
 }
 
+// everyStep returns how many steps lie between two power cuts of a test: n, fewer in a full run, more in a short one.
+func everyStep(n int) int {
+	switch {
+	case os.Getenv(fullTests) != "":
+		return 1
+	case testing.Short():
+		return 5 * n
+	default:
+		return n
+	}
+}
+
 // state is what the node has done so far.
 func (p *replicaPower) state() (written []logRound, flushed int, commit LogIndex) {
 	if p.f != nil {
@@ -210,7 +222,9 @@ func (p *replicaPower) leave(d func() *simdisk.Disk) *simdisk.Disk {
 	return left
 }
 
-func (f *follower) state() ([]logRound, int, LogIndex) { return slices.Clone(f.written), f.flushed, f.commit }
+func (f *follower) state() ([]logRound, int, LogIndex) {
+	return slices.Clone(f.written), f.flushed, f.commit
+}
 
 // TestReplica_SurvivesPowerCutsAtEveryStep covers a replicated log with three leaders that replace what the one before left
 // uncommitted, of the node's own rounds and of shipped ones, with checkpoints in between, trimmed and recycled files, a
@@ -221,10 +235,7 @@ func TestReplica_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
 	o.Journal.FileBytes, o.Journal.MaxFiles, o.Journal.MaxRoundBytes = 48<<10, 3, 16<<10
-	p := &replicaPower{t: t, o: o, pool: pool, every: 7, seen: map[uint64]bool{}}
-	if os.Getenv(fullTests) != "" {
-		p.every = 1
-	}
+	p := &replicaPower{t: t, o: o, pool: pool, every: everyStep(11), seen: map[uint64]bool{}}
 	p.start(simdisk.New(simdisk.Options{SectorBytes: 4096}))
 	f := p.f
 	f.write(opening(position(1, 1, 0, 0)), 100, false, md)

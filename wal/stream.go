@@ -47,8 +47,9 @@ type stream struct {
 	indexed bool
 	// stale are files found at start that no checkpoint knows; the journal has what they hold.
 	stale []Sequence
-	// staleActive says the same of delivery.mql.
+	// staleActive says the same of delivery.mql, staleMQC that the partition's checkpoint is of before it began anew.
 	staleActive bool
+	staleMQC    bool
 
 	queued   bool // in Store.dirtyStreams
 	unsealed bool // in Store.unsealed
