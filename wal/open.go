@@ -79,7 +79,7 @@ type opener struct {
 	badSlot bool
 	rows    map[StreamID]checkpoint
 	// floors are the rows of the older slot where the newer one is lost: streams go further than that.
-	floors map[StreamID]checkpoint
+	floors  map[StreamID]checkpoint
 	begins  map[StreamID]Sequence // partitions that began anew
 	deleted map[uint16]struct{}
 	scanned []scannedStream
