@@ -167,7 +167,7 @@ type stopRule struct {
 	both  bool
 }
 
-// runAll runs publishers side by side until they end by the rule.
+// runAll runs publishers side by side until they end by the rule; each publishes at least something.
 func runAll(pubs []publisher, rule stopRule) error {
 	end := now() + int64(rule.limit)
 	errs := make([]error, len(pubs))
@@ -180,7 +180,12 @@ func runAll(pubs []publisher, rule stopRule) error {
 			count = 0
 			more = func() bool { return now() < end || p.Completed()-before < rule.count }
 		case rule.limit > 0:
-			more = func() bool { return now() < end }
+			begun := false
+			more = func() bool {
+				first := !begun
+				begun = true
+				return first || now() < end
+			}
 		}
 		wg.Go(func() { errs[i] = p.Run(count, more) })
 	}

@@ -126,7 +126,7 @@ func echoLatency(ctx context.Context, addr string, size int, d time.Duration) (*
 	defer conn.Close()
 	frame, answer := randomBytes(2, size), make([]byte, size)
 	h := newHist()
-	for began := now(); now()-began < int64(d); {
+	for began := now(); h.TotalCount() == 0 || now()-began < int64(d); {
 		t := now()
 		if _, err := conn.Write(frame); err != nil {
 			return nil, fmt.Errorf("echo: %w", err)
@@ -151,7 +151,7 @@ func echoRate(ctx context.Context, addr string, size int, d time.Duration) (floa
 	window := max(1, min(pipelineWindow, writeBatchBytes/size))
 	frames, answer := randomBytes(2, size*window), make([]byte, size*window)
 	began, bytes := now(), 0
-	for now()-began < int64(d) {
+	for bytes == 0 || now()-began < int64(d) {
 		if _, err := conn.Write(frames); err != nil {
 			return 0, fmt.Errorf("echo: %w", err)
 		}

@@ -163,7 +163,8 @@ func parseFio(out []byte) (*diskLimit, error) {
 	if d.IOs == 0 {
 		return nil, errors.New("fio reported no I/O")
 	}
-	us := func(p string) float64 { return d.Lat.Percentile[p] / 1e3 }
+	// fio rounds percentiles up to the end of a bin, which can lie beyond the maximum.
+	us := func(p string) float64 { return min(d.Lat.Percentile[p], d.Lat.Max) / 1e3 }
 	return &diskLimit{Tool: "fio", Block: int(d.IOBytes / d.IOs), PerSec: d.IOPS, MBps: d.BW / 1e6,
 		Latency: Quantiles{P50: us("50.000000"), P90: us("90.000000"), P99: us("99.000000"), P999: us("99.900000"), Max: d.Lat.Max / 1e3}}, nil
 }
@@ -188,7 +189,7 @@ func plainWrite(path string, size int64, block int, d time.Duration) (*diskLimit
 	bufs := [][]byte{slab.Bytes()[:block]}
 	h := newHist()
 	began, off := now(), int64(0)
-	for now()-began < int64(d) {
+	for h.TotalCount() == 0 || now()-began < int64(d) {
 		t := now()
 		n, err := unix.Pwritev2(fd, bufs, off, unix.RWF_DSYNC)
 		if err != nil || n != block {
@@ -239,7 +240,7 @@ func ringWrite(path string, size int64, block int, d time.Duration) (*diskLimit,
 	copy(slab.Bytes(), randomBytes(1, block))
 	h := newHist()
 	began, off := now(), int64(0)
-	for now()-began < int64(d) {
+	for h.TotalCount() == 0 || now()-began < int64(d) {
 		op.Kind, op.FD, op.Buf, op.Off = ring.WriteSync, fd, slab.Bytes()[:block], off
 		t := now()
 		if err := do(); err != nil {

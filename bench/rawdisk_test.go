@@ -32,12 +32,12 @@ func TestRingWrite_MeasuresWrites(t *testing.T) {
 
 func TestParseFio_ReadsTheBusyDirection(t *testing.T) {
 	out := []byte("fio: a warning\n" + `{"jobs":[{"read":{"total_ios":0},"write":{"bw_bytes":4096000,"iops":1000,"io_bytes":8192000,"total_ios":2000,
-		"lat_ns":{"max":900000,"percentile":{"50.000000":80000,"90.000000":90000,"99.000000":150000,"99.900000":400000}}}}]}`)
+		"lat_ns":{"max":900000,"percentile":{"50.000000":80000,"90.000000":90000,"99.000000":150000,"99.900000":901000}}}}]}`)
 	l, err := parseFio(out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Block != 4096 || l.PerSec != 1000 || l.MBps != 4.096 || l.Latency.P50 != 80 || l.Latency.P999 != 400 || l.Latency.Max != 900 {
+	if l.Block != 4096 || l.PerSec != 1000 || l.MBps != 4.096 || l.Latency.P50 != 80 || l.Latency.P999 != 900 || l.Latency.Max != 900 {
 		t.Errorf("got %+v", l)
 	}
 	for _, bad := range []string{"", "{}", `{"jobs":[{"read":{},"write":{}}]}`} {
