@@ -94,7 +94,7 @@ func getAdmin(ctx context.Context, target string) ([]byte, error) {
 		return nil, fmt.Errorf("reading the answer of %s: %w", target, err)
 	case resp.StatusCode == http.StatusNotFound:
 		return nil, refusedf("%w: %s", errNotFound, adminMessage(body, resp.Status))
-	case resp.StatusCode == http.StatusServiceUnavailable:
+	case resp.StatusCode == http.StatusServiceUnavailable, resp.StatusCode == http.StatusMisdirectedRequest:
 		return nil, fmt.Errorf("%s answers %s", target, adminMessage(body, resp.Status))
 	case resp.StatusCode != http.StatusOK:
 		return nil, refusedf("%s answers %s", target, adminMessage(body, resp.Status))

@@ -17,16 +17,16 @@ var adminAnswers = map[string]string{
 		{"group":"billing","topic":"orders","lag":17,"state":"stable","in_flight":2},{"group":"mail","topic":"orders","lag":5,"state":"stable"}]`,
 	"/groups?topic=orders": `[{"group":"billing","topic":"orders","lag":17,"state":"stable"}]`,
 	"/groups?topic=none":   `[]`,
-	"/stats?group=mail": `{"topics":[],"groups":[{"group":"mail","topic":"orders","state":"stable","lag":8,"members":[
+	"/stats?group=mail&leader=required": `{"topics":[],"groups":[{"group":"mail","topic":"orders","state":"stable","lag":8,"members":[
 		{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4,"connected":true},{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]}]}`,
-	"/stats?group=billing": `{"topics":[],"groups":[{"group":"billing","topic":"events"},{"group":"billing","topic":"orders"}]}`,
-	"/stats?group=billing&topic=orders": `{"topics":[],"groups":[{"group":"billing","topic":"orders","state":"stable","lag":17,"in_flight":2,
+	"/stats?group=billing&leader=required": `{"topics":[],"groups":[{"group":"billing","topic":"events"},{"group":"billing","topic":"orders"}]}`,
+	"/stats?group=billing&leader=required&topic=orders": `{"topics":[],"groups":[{"group":"billing","topic":"orders","state":"stable","lag":17,"in_flight":2,
 		"settings":{"strategy":"sticky","max_attempts":5,"retry":[1000,5000]},
 		"members":[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]}]}`,
-	"/stats?group=billing&topic=events": `{"topics":[],"groups":[{"group":"billing","topic":"events","state":"empty"}]}`,
-	"/stats?group=mail&topic=events":    `{"topics":[{"name":"events"}],"groups":[]}`,
-	"/stats?group=a%2Fb%3F":             `{"topics":[],"groups":[{"group":"a/b?","topic":"events","state":"empty"}]}`,
-	"/stats?topic=orders": `{"topics":[{"name":"orders","id":1,"state":"active","partitions":2,"durability":"quorum","created_epoch":3,"produced":9,"bytes":90,
+	"/stats?group=billing&leader=required&topic=events": `{"topics":[],"groups":[{"group":"billing","topic":"events","state":"empty"}]}`,
+	"/stats?group=mail&leader=required&topic=events":    `{"topics":[{"name":"events"}],"groups":[]}`,
+	"/stats?group=a%2Fb%3F&leader=required":             `{"topics":[],"groups":[{"group":"a/b?","topic":"events","state":"empty"}]}`,
+	"/stats?leader=required&topic=orders": `{"topics":[{"name":"orders","id":1,"state":"active","partitions":2,"durability":"quorum","created_epoch":3,"produced":9,"bytes":90,
 		"partition_stats":[{"partition":0,"first_seq":1,"last_seq":7,"depth":4},{"partition":1,"first_seq":0,"last_seq":0,"depth":0}]}],
 		"groups":[{"group":"billing","topic":"orders","state":"stable","lag":4,"members":[{"member":41,"connected":true},{"member":42}]}]}`,
 	"/leader": `{"leader_id":0,"leader_epoch":12,"quorum_state":"healthy"}`,
@@ -133,7 +133,12 @@ func TestAdmin_TheFirstNodeThatAnswersIsGoodEnough(t *testing.T) {
 	}))
 	defer busy.Close()
 	dead := closedPort(t)
+	follower := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "node 0 does not lead: ask node 2", http.StatusMisdirectedRequest)
+	}))
+	defer follower.Close()
 	mortarmq(t, "", "leader", "get", "--admin", dead+","+busy.URL+", "+alive).want(t, exitDone, "0\t12\thealthy\n")
+	mortarmq(t, "", "groups", "describe", "mail", "--settings", "--admin", follower.URL+","+alive).want(t, exitDone, "")
 	r := mortarmq(t, "", "leader", "get", "--admin", dead+","+busy.URL)
 	r.want(t, exitUnreachable, "")
 	if !strings.Contains(r.stderr, dead) || !strings.Contains(r.stderr, "still starting") {

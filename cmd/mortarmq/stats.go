@@ -61,9 +61,10 @@ func (g *groupStats) connected() (n int) {
 	return n
 }
 
-// stats gets a topic and its groups, all of them or the one that is named; without a topic, the groups of that name.
+// stats gets a topic and its groups, all of them or the one that is named; without a topic, the groups of that name. It is
+// the leader's answer: what other nodes know is older.
 func (a *app) stats(ctx context.Context, topic string, group string) (*statsAnswer, error) {
-	query := url.Values{}
+	query := url.Values{"leader": {"required"}}
 	if topic != "" {
 		query.Set("topic", topic)
 	}

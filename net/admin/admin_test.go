@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 
 type fakeSource struct {
 	err       error
+	leader    int // 3, the node itself, where it is 0
 	unhealthy atomic.Bool
 }
 
@@ -33,7 +35,7 @@ func (f *fakeSource) Snapshot(context.Context) (*Snapshot, error) {
 	}
 	return &Snapshot{
 		NodeID: 3, Version: "v1.2.3", Uptime: 90 * time.Second, IOBackend: "pread", IOReason: "not compiled in",
-		LeaderID: 3, Connections: 7,
+		LeaderID: cmp.Or(f.leader, 3), Connections: 7,
 		Network: []Counter{{Name: "mortarmq_network_bytes_in_total", Help: "Bytes received.", Value: 5}},
 		Storage: []Counter{
 			{Name: "mortarmq_journal_used_bytes", Help: "Journal in use.", Gauge: true, Value: 11, Shard: "0"},

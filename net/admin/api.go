@@ -2,6 +2,7 @@ package admin
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -189,6 +190,10 @@ func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
+	if r.FormValue("leader") == "required" && snap.LeaderID != snap.NodeID {
+		http.Error(w, notLeading(snap), http.StatusMisdirectedRequest)
+		return
+	}
 	answer := struct {
 		Topics []Topic `json:"topics"`
 		Groups []Group `json:"groups"`
@@ -204,6 +209,14 @@ func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply(w, http.StatusOK, answer)
+}
+
+// notLeading tells who asked for the leader's view where it is to be had. What a follower knows is older.
+func notLeading(snap *Snapshot) string {
+	if snap.LeaderID < 0 {
+		return fmt.Sprintf("node %d does not lead, and knows no leader at the moment", snap.NodeID)
+	}
+	return fmt.Sprintf("node %d does not lead: ask node %d", snap.NodeID, snap.LeaderID)
 }
 
 func (s *Server) broker(w http.ResponseWriter, r *http.Request) {
