@@ -116,24 +116,33 @@ func (in *inbound) Bulk(from replica.NodeID, f peerwire.BulkFrame, p peerwire.Pa
 // health is what /healthz says of a node of a cluster.
 func (n *node) health() (ok bool, state string) {
 	st := n.Status()
-	e := n.Engine()
-	if e == nil {
-		switch {
-		case st.Reopening:
-			return false, "recovering"
-		case st.Cluster == replica.ClusterID{}:
-			return false, "waiting for the other nodes to form the cluster"
+	if e := n.Engine(); e != nil {
+		if ok, state = e.Healthy(); !ok {
+			return ok, state
 		}
-		return false, "this node's data can't be opened: see its log"
-	}
-	if ok, state = e.Healthy(); !ok {
-		return ok, state
+		return clusterHealth(&st, state)
 	}
 	switch {
+	case st.Reopening:
+		return false, "recovering"
+	case st.Cluster == replica.ClusterID{}:
+		return false, "waiting for the other nodes to form the cluster"
+	}
+	return false, "this node's data can't be opened: see its log"
+}
+
+// clusterHealth is what /healthz says of a node whose engine is well, which itself says serving. A node that doesn't count is not
+// healthy: who restarts the nodes one by one must wait until it does.
+func clusterHealth(st *engine.NodeStatus, serving string) (ok bool, state string) {
+	switch {
 	case st.Serving:
-		return true, fmt.Sprintf("leader of epoch %d, quorum %s, %s", st.Epoch, quorum(st.Quorum), state)
+		return true, fmt.Sprintf("leader of epoch %d, quorum %s, %s", st.Epoch, quorum(st.Quorum), serving)
 	case st.Role == "leader":
 		return false, fmt.Sprintf("leader of epoch %d without a majority: read only", st.Epoch)
+	case st.Standing != replica.Voter && st.LeaderAddr == "":
+		return false, fmt.Sprintf("catching up as a %s: no leader is known", st.Standing)
+	case st.Standing != replica.Voter:
+		return false, fmt.Sprintf("catching up as a %s: follows node %s in epoch %d", st.Standing, st.LeaderName, st.Epoch)
 	case st.LeaderAddr == "":
 		return false, "no leader is known"
 	}
