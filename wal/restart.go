@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"path/filepath"
+	"slices"
 
 	"github.com/mortarmq/mortarmq/ring"
 )
@@ -107,9 +108,7 @@ type restart struct {
 	phase restartPhase
 	// old is what there was of the partition, or nil; st what takes its place.
 	old, st *stream
-	// generation is that of the newest table that may still name the old files.
-	generation uint64
-	done       func()
+	done    func()
 }
 
 // Skip makes a partition go on with the record next, for a node that catches up from one that doesn't have the records
@@ -154,7 +153,8 @@ func (s *Store) Reset(id StreamID, first Sequence, done func()) {
 // stepRestarts keeps the partitions going that begin anew.
 func (s *Store) stepRestarts() {
 	for i := 0; i < len(s.restarts) && s.err == nil && !s.closing.started; i++ {
-		if r := s.restarts[i]; r.phase == restartWaiting && r.idle() {
+		// A table on its way speaks for fewer rounds than those that hold records of the old files.
+		if r := s.restarts[i]; r.phase == restartWaiting && r.idle() && s.sweep.phase == sweepIdle && !s.table.unlisting {
 			s.detach(r)
 		}
 	}
@@ -198,7 +198,7 @@ func (s *Store) detach(r *restart) {
 	st := newStream(s, r.id)
 	st.first, st.next, st.wnext, st.dirMade = r.first, r.first, r.first, dirMade
 	st.anew, st.restarting = true, true
-	r.st, r.phase, r.generation = st, restartSweeping, s.table.generation
+	r.st, r.phase = st, restartSweeping
 	s.sweepWanted = true
 }
 
@@ -213,14 +213,21 @@ func (s *Store) forget(st *stream) {
 	}
 }
 
-// sweptRestarts is called when a checkpoint table is durable.
+// sweptRestarts is called when a sweep's checkpoint table is durable. Every sweep that began since a partition was detached
+// includes all rounds with records of the old files.
 func (s *Store) sweptRestarts() {
 	for _, r := range s.restarts {
-		if r.phase == restartSweeping && s.table.generation > r.generation {
+		if r.phase == restartSweeping {
 			r.phase = restartRemoving
 			s.removeOld(r)
 		}
 	}
+	s.stepRestarts()
+}
+
+// unsettled tells whether a partition waits for the next sweep's table. One that belongs to no sweep must not be written then.
+func (s *Store) unsettled() bool {
+	return slices.ContainsFunc(s.restarts, func(r *restart) bool { return r.phase == restartSweeping })
 }
 
 // removeOld removes everything in the partition's directory. Its checkpoint goes first, since it would have a start go back

@@ -57,7 +57,7 @@ func (s *Store) writeTable() {
 // sweep gets to its end, and deleting topics is what makes some.
 func (s *Store) unlistTable() {
 	t := &s.table
-	if !s.space.full || !s.pass.active || s.sweep.phase > sweepWriting || s.held || t.unlisting || !t.rebuilt ||
+	if !s.space.full || !s.pass.active || s.sweep.phase > sweepWriting || s.held || t.unlisting || !t.rebuilt || s.unsettled() ||
 		!slices.ContainsFunc(s.drops, func(d *drop) bool { return d.phase == dropSweeping && !d.unlisted }) {
 		return
 	}
@@ -74,7 +74,7 @@ func (s *Store) unlistTable() {
 	s.makeTable(t.point, rows, func() {
 		t.unlisting = false
 		s.sweptDrops()
-		s.sweptRestarts()
+		s.stepRestarts()
 		s.stepSweep()
 	})
 }
