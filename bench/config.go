@@ -54,6 +54,8 @@ type Config struct {
 
 	// profileLoad is how long a run lasts while profiles are taken, 0 for as long as these need.
 	profileLoad time.Duration
+	// lockPath is locked during a run: LockPath, but for tests.
+	lockPath string
 	// limitFileBytes is the size of the file that the disk limits are measured on: by default that of a journal file.
 	limitFileBytes int64
 }
@@ -86,6 +88,7 @@ func DefaultConfig() Config {
 		RestartBytes:     []int64{1 << 30, 10 << 30},
 		MixedDuration:    time.Hour,
 		Broker:           map[string]any{},
+		lockPath:         LockPath,
 		limitFileBytes:   64 << 20,
 	}
 }

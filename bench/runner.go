@@ -117,7 +117,7 @@ func Run(ctx context.Context, cfg *Config, log io.Writer) ([]Sample, error) {
 	if err := cfg.checkPeers(); err != nil {
 		return nil, err
 	}
-	unlock, err := lock(LockPath, log)
+	unlock, err := lock(cfg.lockPath, log)
 	if err != nil {
 		return nil, err
 	}

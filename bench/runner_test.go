@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -80,7 +81,7 @@ func TestRun_MeasuresEveryCaseInEveryRound(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := DefaultConfig()
-	cfg.Mortard, cfg.Dir, cfg.Out = self, t.TempDir(), t.TempDir()
+	cfg.Mortard, cfg.Dir, cfg.Out, cfg.lockPath = self, t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "lock")
 	cfg.Workloads = slices.DeleteFunc(cfg.Workloads, func(w string) bool { return w == "catchup" || w == "restart" || w == "cluster" }) // the fake keeps nothing
 	cfg.Sizes, cfg.OtherSizes = []int{100}, []int{1024}
 	cfg.Partitions, cfg.Members = []int{1, 16}, []int{1}
@@ -181,6 +182,7 @@ func TestRun_SaysWhichCaseFailed(t *testing.T) {
 	cfg := DefaultConfig()
 	cfg.Quick()
 	cfg.Mortard, cfg.Dir, cfg.Out, cfg.Workloads = "/bin/false", t.TempDir(), t.TempDir(), []string{"publish"}
+	cfg.lockPath = filepath.Join(t.TempDir(), "lock")
 	if _, err := Run(t.Context(), &cfg, io.Discard); err == nil || !strings.Contains(err.Error(), "publish 100B mortard, round 1") {
 		t.Errorf("got %v", err)
 	}
