@@ -37,7 +37,7 @@ func (n *Node) behind(from replica.NodeID, b *peerwire.Behind) {
 	}
 	log := int(b.Log)
 	n.post(log, &replicaEvent{kind: evStored, step: func() {
-		if e.shards[log].repl.log.Behind(b.Epoch, b.Lowest) {
+		if e.shards[log].repl.log.Behind(b.Epoch, b.Base) {
 			n.do(func() {
 				n.floors[log] = b.Committed
 				n.machine.Behind(n.now(), log)

@@ -536,6 +536,16 @@ func (r *replication) lowest() replica.Index {
 	return r.log.Last().Index + 1
 }
 
+// base returns the round before the lowest one in memory.
+func (r *replication) base() replica.Point {
+	lowest := r.lowest()
+	round := r.round(lowest)
+	if round == nil {
+		return r.log.Last()
+	}
+	return replica.Point{Epoch: replica.Epoch(round.LogPrev()), Index: lowest - 1}
+}
+
 // tellBehind tells a follower, now and then, that it needs what is no longer in memory.
 func (r *replication) tellBehind(i int) {
 	h, now := &r.heard[i], r.s.eng.now()
@@ -546,7 +556,7 @@ func (r *replication) tellBehind(i int) {
 	commit := r.log.Commit()
 	e, _ := r.log.EpochAt(commit)
 	r.peers.Bulk(r.others[i], &peerwire.Behind{
-		Transfer: peerwire.Transfer{Log: uint16(r.s.id)}, Epoch: r.epoch, Lowest: r.lowest(),
+		Transfer: peerwire.Transfer{Log: uint16(r.s.id)}, Epoch: r.epoch, Base: r.base(),
 		Committed: replica.Point{Epoch: e, Index: commit},
 	}, nil, nil)
 }

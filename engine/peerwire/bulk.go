@@ -129,13 +129,12 @@ type CatchupCancel struct {
 	Reason string
 }
 
-// Behind tells a follower that the leader has no rounds of a log below Lowest in memory any more: a follower whose log ends
-// before catches up in bulk. Committed is a round that is committed and lies at Lowest-1 or later. ID is 0.
+// Behind tells a follower that the leader has no rounds of a log up to Base in memory any more: a follower whose log lacks that
+// one catches up in bulk. Committed is a round that is committed and not before Base. ID is 0.
 type Behind struct {
 	Transfer
-	Epoch     replica.Epoch // of the leader
-	Lowest    replica.Index
-	Committed replica.Point
+	Epoch           replica.Epoch // of the leader
+	Base, Committed replica.Point
 }
 
 // Kind implements BulkFrame.
@@ -371,11 +370,11 @@ func (f *CatchupCancel) decode(r *reader) {
 // AppendBody implements BulkFrame.
 func (f *Behind) AppendBody(b []byte) []byte {
 	b = binary.BigEndian.AppendUint32(f.appendTo(b), uint32(f.Epoch))
-	return appendPoint(binary.BigEndian.AppendUint64(b, uint64(f.Lowest)), f.Committed)
+	return appendPoint(appendPoint(b, f.Base), f.Committed)
 }
 
 func (f *Behind) decode(r *reader) {
 	f.Transfer.decode(r)
-	f.Epoch, f.Lowest, f.Committed = replica.Epoch(r.u32()), replica.Index(r.u64()), r.point()
-	r.bad = r.bad || f.Epoch == 0 || f.Lowest == 0 || f.Committed.Index+1 < f.Lowest
+	f.Epoch, f.Base, f.Committed = replica.Epoch(r.u32()), r.point(), r.point()
+	r.bad = r.bad || f.Epoch == 0 || f.Committed.Index < f.Base.Index
 }

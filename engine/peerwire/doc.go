@@ -77,7 +77,7 @@
 //	CATCHUP_DONE   epoch u32, index u64, commit u64
 //	CATCHUP_ACK    bytes u64
 //	CATCHUP_CANCEL reason (u16 length, text)
-//	BEHIND         leader_epoch u32, lowest u64, committed_epoch u32, committed_index u64
+//	BEHIND         leader_epoch u32, base_epoch u32, base_index u64, committed_epoch u32, committed_index u64
 //
 // A stream is kind u8, 0, topic u16, partition u16. The node that asks chooses the id. FETCH is answered by FETCHED ... and one
 // FETCH_END. CATCHUP is answered by RECORDS, SKIP and SNAPSHOT in any order and CATCHUP_DONE, which the asking node

@@ -75,8 +75,8 @@ func bulkCases() []struct {
 			"0002 a1a2a3a4 00000003 0000000000000011 0000000000000010"},
 		{&CatchupAck{testTransfer, 1 << 40}, nil, "0002 a1a2a3a4 0000010000000000"},
 		{&CatchupCancel{testTransfer, "full"}, nil, "0002 a1a2a3a4 0004 66756c6c"},
-		{&Behind{testTransfer, 7, 9, replica.Point{Epoch: 6, Index: 8}}, nil,
-			"0002 a1a2a3a4 00000007 0000000000000009 00000006 0000000000000008"},
+		{&Behind{testTransfer, 7, replica.Point{Epoch: 5, Index: 7}, replica.Point{Epoch: 6, Index: 8}}, nil,
+			"0002 a1a2a3a4 00000007 00000005 0000000000000007 00000006 0000000000000008"},
 	}
 }
 

@@ -324,7 +324,7 @@ func (n *Node) fetch() {
 			after = own.Last.Index // both have it from the same leader: nothing to replace
 		}
 		n.elec.missing[k] = true
-		n.emit(FetchLog{Epoch: n.elec.epoch, Log: k, From: n.elec.from[k], After: after, Upto: best.Last, Own: own.Last})
+		n.emit(FetchLog{Epoch: n.elec.epoch, Log: k, From: n.elec.from[k], After: after, Upto: best.Last})
 	}
 	n.fetchedAll()
 }

@@ -60,6 +60,7 @@ type logPeer struct {
 	agreed   Index // where the logs were found to agree when it joined, flushed there or not
 	epoch    Epoch // of the round at agreed; 0 if unknown
 	next     Index // the next round to send
+	base     Index // it was asked whether it has that round, because the next one isn't in memory any more; 0 if not
 	again    Index // rounds up to here are being sent again since a REJECT
 	probe    bool  // nothing was sent yet that tells the follower how far it agrees
 	heard    bool  // it has sent FLUSHED since it joined
@@ -126,6 +127,12 @@ func (l *Log) SetFloor(p Point) {
 
 // EpochAt returns the epoch of the round at an index; false if it isn't known (any more).
 func (l *Log) EpochAt(i Index) (Epoch, bool) { return l.runs.epochAt(i) }
+
+// Has reports whether the log holds that round, or has committed beyond it and forgotten its epoch.
+func (l *Log) Has(p Point) bool {
+	e, known := l.runs.epochAt(p.Index)
+	return known && e == p.Epoch || !known && p.Index <= l.commit
+}
 
 // Fence makes the log refuse everything of epochs below epoch, from now on and before it returns: a leader of a lower epoch
 // leads no more, a follower of one takes and vouches for nothing. It returns where the log ends; rounds that are still on

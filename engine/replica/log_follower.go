@@ -133,12 +133,20 @@ func (l *Log) LeaderCommit(epoch Epoch, commit Index) {
 	}
 }
 
-// Behind reports whether a leader of epoch that has no rounds below lowest in memory any more can't go on with this log; then
-// Node.Behind is to be called. All that this node vouched for in that log is committed and lies on others then. What was said
-// too long ago is not believed: rounds that the leader may count on must not be given up. It is asked again before they are.
-func (l *Log) Behind(epoch Epoch, lowest Index) bool {
-	e, acked := l.Ack()
-	return e == epoch && e != 0 && (acked+1 < lowest || mutant("old-notice-believed"))
+// Behind reports whether this log lacks base, the round before the oldest one that the leader of epoch has in memory: then the
+// leader can't go on with it, and Node.Behind is to be called. Rounds that are committed and that this node would give up in
+// catching up all lie before base, which a majority of others has. It is asked again before anything is given up, for what was
+// said may be old. If the log has base, Ack may have moved, which is to be told to the leader.
+func (l *Log) Behind(epoch Epoch, base Point) bool {
+	if epoch != l.epoch || epoch == 0 || l.leading {
+		return false
+	}
+	if !l.Has(base) && !mutant("old-notice-believed") {
+		return true
+	}
+	l.matched = max(l.matched, base.Index)
+	l.advance()
+	return mutant("old-notice-believed")
 }
 
 // Ack returns what a follower vouches for with FLUSHED: up to there the log is the leader's and durable. epoch is 0 if no

@@ -103,31 +103,39 @@ func (l *Log) position(p *logPeer, end End) error {
 	if agree < p.flushed {
 		agree, epoch = p.flushed, 0 // what it vouched for stays, and this was said before
 	}
-	p.epoch = epoch
+	p.epoch, p.base = epoch, 0
 	p.joined, p.agreed, p.next, p.probe, p.heard = true, agree, agree+1, true, false
 	return nil
 }
 
 // Rejected tells a leader that a follower refused a round or probe because its log ends at end, or isn't the leader's there.
 // While what was sent is being sent again, further refusals say nothing: they come from rounds that were on their way. What
-// gets lost a second time is for Resend. A follower that was told that it is behind and isn't says so in this way, too.
+// gets lost a second time is for Resend.
 func (l *Log) Rejected(peer NodeID, epoch Epoch, instance Instance, end End) error {
 	p := l.peer(peer)
-	if p == nil || !l.leading || epoch != l.epoch || p.instance != instance || instance == 0 {
+	if p == nil || !l.leading || epoch != l.epoch || !p.joined || p.instance != instance {
 		return nil // of another epoch or life
 	}
-	if p.joined && p.flushed < p.again {
+	if p.flushed < p.again {
 		return nil
 	}
 	p.again = p.next - 1
 	return l.position(p, end)
 }
 
-// Left tells a leader that nothing can be sent to a follower: the connection is gone, or its next round is no longer in
-// memory and it has to catch up. What it has flushed still counts. It gets rounds again after Join.
+// Left tells a leader that nothing can be sent to a follower. What it has flushed still counts. It gets rounds again after
+// Join.
 func (l *Log) Left(peer NodeID) {
 	if p := l.peer(peer); p != nil {
-		p.joined = false
+		p.joined, p.base = false, 0
+	}
+}
+
+// Skip tells a leader that the round which Next named isn't in memory any more; base is the one before the oldest that is. The
+// host tells the follower so until it answers or begins to catch up. It gets rounds again when it vouches for base.
+func (l *Log) Skip(peer NodeID, base Point) {
+	if p := l.peer(peer); p != nil && p.joined {
+		p.joined, p.base = false, base.Index
 	}
 }
 
@@ -184,13 +192,16 @@ func (l *Log) Resend(peer NodeID) {
 // counts itself as one. Those of another epoch or instance say nothing. It reports whether Commit moved.
 func (l *Log) PeerFlushed(peer NodeID, epoch Epoch, instance Instance, voter bool, index Index) bool {
 	p := l.peer(peer)
-	if p == nil || !l.leading || epoch != l.epoch && !mutant("old-flushed-counts") || p.instance != instance || instance == 0 || index > l.runs.last {
+	if p == nil || !l.leading || epoch != l.epoch || p.instance != instance || instance == 0 || index > l.runs.last {
 		return false
 	}
 	p.voter = p.voter || voter
 	p.heard = true
 	p.flushed = max(p.flushed, index)
 	p.next = max(p.next, p.flushed+1)
+	if p.base > 0 && p.flushed >= p.base {
+		p.joined, p.base = true, 0
+	}
 	before := l.commit
 	l.advance()
 	return l.commit > before

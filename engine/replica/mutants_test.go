@@ -14,7 +14,6 @@ var mutants = []struct{ name, what string }{
 	{"commit-on-one-vote", "a leader commits what one node has flushed"},
 	{"commit-old-epoch-by-count", "a leader commits rounds of older epochs by counting"},
 	{"ack-before-flush", "a follower vouches for rounds that are not durable"},
-	{"old-flushed-counts", "FLUSHED of an older epoch counts"},
 	{"replaced-flush-counts", "the flush of a round that was replaced counts for its successor"},
 	{"stale-epoch-taken", "a follower goes on taking rounds of an epoch after it promised a higher one"},
 	{"no-truncation", "a follower keeps rounds that differ from the leader's"},

@@ -50,17 +50,16 @@ type FenceLogs struct{ Epoch Epoch }
 // Adopt them and, when they are durable here, to call Node.Fetched; or Node.FetchFailed. An epoch's fetches run together. The
 // peer serves them only while its round at Upto.Index is Upto.
 //
-// If the peer has not all of these rounds in memory any more, the log catches up from it in bulk first, up to a cut that is
-// committed. Then, before anything is given up, the cut or Own, whichever is higher, is durable and noted with Log.SetFloor:
-// what is given up may be committed. Node.Fetching is called as long as that takes.
+// If the peer has not all of these rounds in memory any more, it names the round before its oldest. If this log has that one
+// (Log.Has), the fetch goes on from there. Otherwise the log catches up from the peer in bulk first, up to a cut that is
+// committed, which is durable and noted with Log.SetFloor before anything is given up. Node.Fetching is called as long as that
+// takes.
 type FetchLog struct {
 	Epoch Epoch
 	Log   int
 	From  NodeID
 	After Index
 	Upto  Point
-	// Own is where this node's log ended when it was fenced: it vouched for nothing behind.
-	Own Point
 }
 
 // Lead says that this node was elected: every log is to Lead(Epoch) and to seal its opening round. When all of these are
@@ -154,9 +153,9 @@ type SetQuorum struct {
 }
 
 // StartCatchup asks a follower's host to catch up a log in bulk from Leader, then to call Node.CaughtUp. Before it gives up any
-// round of that log, it makes durable a round that the leader said is committed and lies at least where the leader's memory
-// begins, and calls Log.SetFloor; so it does again after a restart, until the log ends behind it. It gives up nothing of other
-// logs. StartCatchup comes again for another leader: then catch-up begins again from that one.
+// round of that log, it asks Log.Behind again, makes a round durable that the leader said is committed and that is not before
+// the leader's base, and calls Log.SetFloor with it; so it does again after a restart, until the log ends behind it. It gives up
+// nothing of other logs. StartCatchup comes again for another leader: then catch-up begins again from that one.
 type StartCatchup struct {
 	Leader NodeID
 	Epoch  Epoch

@@ -71,7 +71,7 @@ func (w *world) healthy() (string, bool) {
 		switch {
 		case !h.running():
 			return "a node is down", false
-		case h.node.Standing() != Voter:
+		case h.node.Standing() != Voter || h.logs == nil:
 			return "a node is no voter", false
 		case h.node.Serving(h.clock()):
 			lead = h

@@ -52,7 +52,7 @@ func (w *world) mischief() {
 
 func (w *world) fault() {
 	h := w.hosts[w.rng.IntN(len(w.hosts))]
-	switch w.rng.IntN(18) {
+	switch w.rng.IntN(24) {
 	case 0, 1, 2:
 		w.crashed(h, w.between(10*time.Millisecond, 2500*time.Millisecond))
 	case 3: // the power fails everywhere
@@ -84,6 +84,14 @@ func (w *world) fault() {
 	case 13:
 		w.saw("hanging disk")
 		h.disk.hungFrom, h.disk.hungUntil = w.now, w.now+w.between(100*time.Millisecond, 6*time.Second)
+	case 22, 23:
+		w.trap(h)
+	case 20, 21: // heartbeats get through, but no rounds
+		w.jamFor(h, w.between(500*time.Millisecond, 5*time.Second))
+	case 18, 19:
+		if 0 < w.faulty && int(w.faulty) <= len(w.hosts) {
+			w.rotWhileAlone()
+		}
 	case 14:
 		if h.running() && h.node != nil {
 			w.saw("disk failed")
@@ -112,11 +120,14 @@ func (w *world) onLead(h *host) {
 	if w.calm || !w.chance(w.opt.onLead) {
 		return
 	}
-	w.after(w.between(0, 30*time.Millisecond), func() {
-		switch w.rng.IntN(4) {
+	w.after(w.between(0, 40*time.Millisecond), func() {
+		switch w.rng.IntN(5) {
 		case 0:
 			w.isolate(h)
 		case 1:
+			w.crashed(h, w.between(50*time.Millisecond, 2*time.Second))
+			w.crashed(w.hosts[w.rng.IntN(len(w.hosts))], w.between(10*time.Millisecond, 200*time.Millisecond))
+		case 2:
 			for _, h := range w.hosts {
 				w.crashed(h, w.between(10*time.Millisecond, 600*time.Millisecond))
 			}
@@ -149,6 +160,98 @@ func (w *world) onFetch(h *host, from NodeID) {
 		if w.chance(0.7) {
 			w.crashed(w.hosts[from-1], w.between(500*time.Millisecond, 5*time.Second))
 		}
+	})
+}
+
+// jamFor keeps rounds from a host for a while.
+func (w *world) jamFor(h *host, d time.Duration) {
+	w.saw("jammed")
+	for i := range w.hosts {
+		w.net.jam[i][h.id-1] = true
+		w.after(d, func() { w.net.jam[i][h.id-1] = false })
+	}
+}
+
+// trap lets one node fall behind, another miss a leadership that commits nothing, and the leader crash twice: what the second
+// one has is committed, and it lacks what the leader's log goes on with.
+func (w *world) trap(behind *host) {
+	var lead, other *host
+	for _, h := range w.hosts {
+		switch {
+		case h == behind:
+		case h.alive && h.node.lead.serving && lead == nil:
+			lead = h
+		default:
+			other = h
+		}
+	}
+	if lead == nil || other == nil {
+		return
+	}
+	w.saw("trap")
+	lease := time.Second
+	if w.opt.churn {
+		lease = 300 * time.Millisecond
+	}
+	w.jamFor(behind, 10*lease)
+	first := w.between(lease/4, lease)
+	down := w.between(lease*3/2, lease*5/2)
+	w.after(first, func() {
+		if !w.calm {
+			w.crashed(other, down)
+			w.crashed(lead, 10*time.Millisecond)
+		}
+	})
+	w.after(first+down-lease/20, func() {
+		if !w.calm {
+			w.crashed(lead, w.between(10*time.Millisecond, lease/5))
+		}
+	})
+}
+
+// onBulk strikes when an elected node has given up rounds for those of another one.
+func (w *world) onBulk(h *host, from NodeID) {
+	if w.calm || !w.chance(w.opt.onFetch) {
+		return
+	}
+	w.after(w.between(0, 100*time.Millisecond), func() {
+		w.crashed(h, w.between(10*time.Millisecond, 200*time.Millisecond))
+		w.crashed(w.hosts[from-1], w.between(2*time.Second, 6*time.Second))
+		w.net.heal()
+	})
+}
+
+// rotWhileAlone lets the disk of one of the two nodes that have the newest rounds lose them, and the other one stop soon.
+func (w *world) rotWhileAlone() {
+	h := w.hosts[w.faulty-1]
+	away := w.hosts[(int(w.faulty)+w.rng.IntN(2))%3]
+	w.isolate(away)
+	w.after(w.between(100*time.Millisecond, 900*time.Millisecond), func() {
+		if w.calm || !h.alive {
+			return
+		}
+		w.saw("rot while alone")
+		h.crash()
+		h.rot()
+		if w.chance(0.7) {
+			w.jamFor(h, w.between(100*time.Millisecond, 2*time.Second))
+		}
+		w.after(w.between(10*time.Millisecond, 100*time.Millisecond), func() {
+			if !h.alive {
+				h.start()
+			}
+		})
+		w.after(w.between(100*time.Millisecond, 1200*time.Millisecond), func() {
+			if w.calm {
+				return
+			}
+			for _, o := range w.hosts {
+				if o != h && o != away {
+					w.crashed(o, w.between(time.Second, 5*time.Second))
+				}
+			}
+			w.net.heal()
+		})
 	})
 }
 

@@ -276,9 +276,6 @@ func (h *host) do(o Output) {
 		if o.What == EventTwoLeaders {
 			w.fail("node %d sees two leaders in epoch %d", h.id, o.Epoch)
 		}
-		if o.What == EventLosingElection {
-			w.fail("node %d: election %d would lose committed rounds of log %d", h.id, o.Epoch, o.Log)
-		}
 	default:
 		panic(fmt.Sprintf("%T", o))
 	}
@@ -448,7 +445,11 @@ func (h *host) start() {
 			return rng.Uint64()
 		}
 	}
-	node, err := New(Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rand}, s, h.clock())
+	cfg := Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rand}
+	if h.w.opt.churn {
+		cfg.Heartbeat, cfg.Lease = 50*time.Millisecond, 300*time.Millisecond
+	}
+	node, err := New(cfg, s, h.clock())
 	if err != nil {
 		h.w.fail("node %d: %v", h.id, err)
 		return
@@ -560,19 +561,18 @@ func (h *host) serveCatchUp(to NodeID, o StartCatchup, attempt int) {
 	if l.log.Epoch() != o.Epoch || !l.log.Leading() {
 		return
 	}
-	i, lowest := min(l.log.Commit(), l.log.FlushedIndex()), l.retain
-	e, _ := l.log.EpochAt(i)
-	h.w.net.send(h.id, to, func(f *host) { f.takeCatchUp(o, Point{Epoch: e, Index: i}, lowest, attempt) })
+	cut, base := l.cut(), l.base()
+	h.w.net.send(h.id, to, func(f *host) { f.takeCatchUp(o, cut, base, attempt) })
 }
 
 // takeCatchUp makes the cut durable as a floor, gives up what this node has above its store, perhaps, and takes the
 // leader's store.
-func (h *host) takeCatchUp(o StartCatchup, cut Point, lowest Index, attempt int) {
+func (h *host) takeCatchUp(o StartCatchup, cut, base Point, attempt int) {
 	if h.catching[o.Log] != attempt {
 		return
 	}
 	d := &h.disk.logs[o.Log]
-	if cut.Index+1 < lowest || !h.logs[o.Log].log.Behind(o.Epoch, lowest) {
+	if cut.Index < base.Index || !h.logs[o.Log].log.Behind(o.Epoch, base) {
 		h.caughtUp(Point{}, o.Log, attempt) // it isn't behind any more
 		return
 	}
@@ -580,7 +580,7 @@ func (h *host) takeCatchUp(o StartCatchup, cut Point, lowest Index, attempt int)
 		if d.floor.Less(cut) {
 			d.floor = cut
 		}
-		if h.catching[o.Log] != attempt || !h.logs[o.Log].log.Behind(o.Epoch, lowest) {
+		if h.catching[o.Log] != attempt || !h.logs[o.Log].log.Behind(o.Epoch, base) {
 			return
 		}
 		h.logs[o.Log].log.SetFloor(cut)
@@ -630,8 +630,15 @@ func (h *host) fetch(o FetchLog) {
 			h.input(f)
 		}
 	}
-	take := func(cut Point, rounds []simRound, ok bool) {
+	var take func(cut, base Point, rounds []simRound, ok bool)
+	take = func(cut, base Point, rounds []simRound, ok bool) {
 		if done {
+			return
+		}
+		if ok && cut != (Point{}) && h.logs[o.Log].log.Has(base) {
+			more := o
+			more.After = base.Index
+			h.w.net.send(h.id, o.From, func(src *host) { src.serveFetch(h.id, more, take) })
 			return
 		}
 		if !ok {
@@ -676,24 +683,22 @@ func (h *host) fetch(o FetchLog) {
 			}
 		})
 	}
-	h.after(600*time.Millisecond, func() { take(Point{}, nil, false) })
+	h.after(600*time.Millisecond, func() { take(Point{}, Point{}, nil, false) })
 }
 
-// fetchBulk takes another node's store in the place of this one's log, before the rounds behind it are fetched. What is given
-// up may be committed: no log that ends before it may be gone on from.
+// fetchBulk takes another node's store in the place of this one's log, before the rounds behind it are fetched.
 func (h *host) fetchBulk(o FetchLog, cut Point, done *bool, then func()) {
 	l, d := h.logs[o.Log], &h.disk.logs[o.Log]
 	if *done || l.log.Epoch() != 0 || l.log.fence != o.Epoch || cut.Index <= l.log.Commit() {
 		return
 	}
-	for _, p := range []Point{cut, o.Own} {
-		if d.floor.Less(p) {
-			d.floor = p
-		}
+	if d.floor.Less(cut) {
+		d.floor = cut
 	}
 	l.log.SetFloor(d.floor)
 	d.rounds, d.durable, d.covered = nil, 0, 0
 	h.reopen(o.Log)
+	h.w.onBulk(h, o.From)
 	h.after(h.w.between(0, 100*time.Millisecond), func() {
 		if *done || h.logs[o.Log].log.fence != o.Epoch || cut.Index <= d.base.Index {
 			return
@@ -704,7 +709,7 @@ func (h *host) fetchBulk(o FetchLog, cut Point, done *bool, then func()) {
 	})
 }
 
-func (h *host) serveFetch(to NodeID, o FetchLog, take func(Point, []simRound, bool)) {
+func (h *host) serveFetch(to NodeID, o FetchLog, take func(cut, base Point, rounds []simRound, ok bool)) {
 	if o.Log >= len(h.logs) {
 		return
 	}
@@ -713,19 +718,18 @@ func (h *host) serveFetch(to NodeID, o FetchLog, take func(Point, []simRound, bo
 	var cut Point
 	after := o.After
 	if after+1 < l.retain || l.round(after+1) == nil {
-		after = min(l.log.Commit(), l.log.FlushedIndex())
-		e, _ := l.log.EpochAt(after)
-		cut = Point{Epoch: e, Index: after}
+		cut = l.cut()
+		after = cut.Index
 	}
 	e, known := l.log.EpochAt(o.Upto.Index)
 	ok := known && e == o.Upto.Epoch
 	for i := after + 1; ok && i <= o.Upto.Index; i++ {
 		out = append(out, *l.round(i))
 	}
-	boot := h.w.hosts[to-1].boot
+	boot, base := h.w.hosts[to-1].boot, l.base()
 	h.w.net.send(h.id, to, func(c *host) {
 		if c.boot == boot {
-			take(cut, out, ok)
+			take(cut, base, out, ok)
 		}
 	})
 }
@@ -846,7 +850,7 @@ func (l *simLog) pump() {
 			var r simRound
 			if s.Index > 0 {
 				if s.Index < l.retain || l.round(s.Index) == nil {
-					l.log.Left(to)
+					l.log.Skip(to, l.base())
 					l.tellBehind(to)
 					break
 				}
@@ -862,8 +866,23 @@ func (l *simLog) pump() {
 	}
 }
 
+// cut is up to where a log can be copied in bulk.
+func (l *simLog) cut() Point {
+	i := min(l.log.Commit(), l.log.FlushedIndex())
+	e, _ := l.log.EpochAt(i)
+	return Point{Epoch: e, Index: i}
+}
+
+// base is the round before the oldest one in memory.
+func (l *simLog) base() Point {
+	if r := l.round(l.retain); r != nil {
+		return r.prev
+	}
+	return l.log.Last()
+}
+
 func (l *simLog) tellBehind(to NodeID) {
-	h, k, epoch, lowest := l.h, l.k, l.log.Epoch(), l.retain
+	h, k, epoch, base := l.h, l.k, l.log.Epoch(), l.base()
 	l.behind[to-1] = h.w.now
 	h.w.net.send(h.id, to, func(f *host) {
 		if k >= len(f.logs) {
@@ -871,12 +890,13 @@ func (l *simLog) tellBehind(to NodeID) {
 		}
 		f.queue(k, func() {
 			switch l := f.logs[k]; {
-			case l.log.Behind(epoch, lowest):
+			case l.log.Behind(epoch, base):
 				f.queue(len(f.logs), func() {
 					f.input(func(now time.Duration) { f.node.Behind(now, k) })
 				})
-			case l.log.Epoch() == epoch && f.epoch == epoch:
-				l.reject(h.id, epoch)
+			default:
+				l.acknowledge()
+				l.moved()
 			}
 		})
 	})
@@ -973,8 +993,8 @@ func (l *simLog) housekeeping() {
 		d := &h.disk.logs[l.k]
 		d.base, d.covered = r.point, r.at+1
 	}
-	if h.w.chance(0.3) && done > 30 && len(l.rounds) > 0 {
-		l.retain = max(l.retain, done-30)
+	if tail := h.w.opt.tail; h.w.chance(0.3) && done > tail && len(l.rounds) > 0 {
+		l.retain = max(l.retain, done-tail)
 		if cut := int(l.retain) - int(l.rounds[0].point.Index); cut > 0 {
 			l.rounds = slices.Delete(l.rounds, 0, cut)
 		}

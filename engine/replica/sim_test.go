@@ -15,10 +15,14 @@ func simulate(seed uint64, all bool) *world {
 	w.opt.loss = [...]float64{0, 0, 0.02, 0.2}[w.rng.IntN(4)]
 	w.opt.dup = [...]float64{0, 0.05}[w.rng.IntN(2)]
 	w.opt.slow = [...]float64{0, 0.02, 0.2}[w.rng.IntN(3)]
+	w.opt.tail = [...]Index{2, 10, 30}[w.rng.IntN(3)]
 	w.opt.collide = w.chance(0.3)
 	w.opt.onLead = [...]float64{0, 0, 0.3, 0.7}[w.rng.IntN(4)]
 	w.opt.onCatchup = [...]float64{0, 0.4}[w.rng.IntN(2)]
 	w.opt.onFetch = [...]float64{0, 0.5}[w.rng.IntN(2)]
+	if w.opt.churn = w.chance(0.3); w.opt.churn {
+		w.opt.onLead, w.opt.lag = 0.8, w.between(1, 30*time.Millisecond)
+	}
 	w.faulty = NodeID(w.rng.IntN(6)) // of three nodes, or none
 	for _, h := range w.hosts {
 		w.after(w.between(0, 200*time.Millisecond), h.start)

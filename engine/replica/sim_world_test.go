@@ -51,6 +51,9 @@ type simOptions struct {
 	// probabilities
 	loss, dup, slow float64
 	collide         bool // elections begin at the same moment
+	churn           bool // short leases, slow connections and disks, no leader lasts
+	lag             time.Duration
+	tail            Index // committed rounds that stay in memory
 	// how likely something goes wrong right after an election, while a follower catches up, while a candidate fetches
 	onLead, onCatchup, onFetch float64
 }
@@ -80,9 +83,10 @@ func (h *eventHeap) Pop() any {
 func newWorld(seed uint64, opt simOptions) *world {
 	w := &world{seed: seed, rng: rand.New(rand.NewPCG(seed, 0x6d6f72746172)), opt: opt, leaders: map[Epoch]NodeID{}, seen: map[string]uint64{}}
 	w.committed = make([][]committedRound, opt.logs)
-	w.net = network{w: w, cut: make([][]bool, opt.nodes), mute: make([][]bool, opt.nodes), last: make([][]time.Duration, opt.nodes)}
+	w.net = network{w: w, cut: make([][]bool, opt.nodes), mute: make([][]bool, opt.nodes), jam: make([][]bool, opt.nodes), last: make([][]time.Duration, opt.nodes)}
 	for i := range opt.nodes {
-		w.net.cut[i], w.net.mute[i], w.net.last[i] = make([]bool, opt.nodes), make([]bool, opt.nodes), make([]time.Duration, opt.nodes)
+		w.net.cut[i], w.net.mute[i], w.net.jam[i] = make([]bool, opt.nodes), make([]bool, opt.nodes), make([]bool, opt.nodes)
+		w.net.last[i] = make([]time.Duration, opt.nodes)
 		w.hosts = append(w.hosts, newHost(w, NodeID(i+1)))
 	}
 	return w
@@ -149,6 +153,7 @@ type network struct {
 	w    *world
 	cut  [][]bool          // [from][to]
 	mute [][]bool          // as cut, but rounds go through
+	jam  [][]bool          // as cut, for rounds only
 	last [][]time.Duration // when the newest frame of a stream arrives
 }
 
@@ -175,11 +180,11 @@ func (n *network) send(from, to NodeID, f func(h *host)) {
 // stream delivers as a connection does, in order for the most part: what is lost or late is so because of a reconnection.
 func (n *network) stream(from, to NodeID, f func(h *host)) {
 	w := n.w
-	if n.cut[from-1][to-1] || w.chance(w.opt.loss/4) {
+	if n.cut[from-1][to-1] || n.jam[from-1][to-1] || w.chance(w.opt.loss/4) {
 		return
 	}
 	h, last := w.hosts[to-1], &n.last[from-1][to-1]
-	*last = max(*last, w.now+w.between(50*time.Microsecond, time.Millisecond))
+	*last = max(*last, w.now+w.between(50*time.Microsecond, time.Millisecond+w.opt.lag))
 	w.at(*last, func() { h.arrive(func() { f(h) }) })
 	if w.chance(w.opt.dup + w.opt.slow/4) {
 		w.after(w.between(0, 1500*time.Millisecond), func() { h.arrive(func() { f(h) }) })
@@ -189,7 +194,7 @@ func (n *network) stream(from, to NodeID, f func(h *host)) {
 func (n *network) heal() {
 	for i := range n.cut {
 		for k := range n.cut[i] {
-			n.cut[i][k], n.mute[i][k] = false, false
+			n.cut[i][k], n.mute[i][k], n.jam[i][k] = false, false, false
 		}
 	}
 }
