@@ -14,8 +14,17 @@ import (
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-// quick makes the consumer's second shorter.
+// quick makes the consumer's second shorter. A test in which a message waits needs MaxProcessing forever then: five minutes
+// are over soon.
 func quick(d time.Duration) Option { return func(c *config) { c.tick = d } }
+
+const forever = 10000 * time.Hour
+
+// isProgress tells PROGRESS from an ACK.
+func isProgress(payload []byte) bool {
+	var m protocol.Ack
+	return m.Decode(payload) == nil && m.Flags&protocol.AckFlagProgress != 0
+}
 
 func newTestConsumer(tb testing.TB, c *Client, opts ConsumerOptions) *Consumer {
 	tb.Helper()
@@ -448,7 +457,7 @@ func TestConsumer_ARevokeWaitsForTheMessageAtHand(t *testing.T) {
 func TestConsumer_ARevokeDoesNotWaitForEver(t *testing.T) {
 	b := newFakeBroker(t)
 	b.fill(b.addTopic("orders", 1), 1)
-	k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), ConsumerOptions{})
+	k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), ConsumerOptions{MaxProcessing: forever})
 	m := receive(t, k, 1)[0]
 	b.inspect(func() {
 		c := b.groups["billing"].conn
@@ -495,9 +504,9 @@ func TestConsumer_RenewsTheLeaseOfWhatTakesLongUpToALimit(t *testing.T) {
 	k := newTestConsumer(t, dialFake(t, b, quick(3*time.Millisecond)),
 		ConsumerOptions{Lease: 6 * time.Second, MaxProcessing: 20 * time.Second})
 	m := receive(t, k, 1)[0]
-	eventually(t, b, "the lease is renewed", func() bool { return len(b.acks) >= 3 })
+	eventually(t, b, "the lease is renewed", func() bool { return len(b.renewed) >= 3 })
 	b.inspect(func() {
-		for _, a := range b.acks {
+		for _, a := range b.renewed {
 			if a.Flags != protocol.AckFlagProgress || a.Sequence != 1 {
 				t.Errorf("ACK %+v", a)
 			}
@@ -533,11 +542,11 @@ func TestConsumer_ARedeliveryEndsTheOlderDelivery(t *testing.T) {
 func TestConsumer_SendsARefusedAckAgain(t *testing.T) {
 	b := newFakeBroker(t)
 	b.fill(b.addTopic("orders", 1), 1)
-	k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), ConsumerOptions{})
+	k := newTestConsumer(t, dialFake(t, b, quick(2*time.Millisecond)), ConsumerOptions{MaxProcessing: forever})
 	m := receive(t, k, 1)[0]
 	refused := 0
-	b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
-		if op == protocol.OpAck && refused < 2 {
+	b.hook(func(_ *fakeConn, op protocol.Op, payload []byte) ([]byte, bool, bool) {
+		if op == protocol.OpAck && !isProgress(payload) && refused < 2 {
 			refused++
 			return protocol.AppendErr(nil, protocol.CodeReadOnlyDegraded, op, ""), true, false
 		}
@@ -558,14 +567,14 @@ func TestConsumer_StopsReadingWhileItsAcksAreRefused(t *testing.T) {
 	topic := b.addTopic("orders", 1)
 	b.fill(topic, 200)
 	readOnly, refused := true, 0
-	b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
-		if op == protocol.OpAck && readOnly {
+	b.hook(func(_ *fakeConn, op protocol.Op, payload []byte) ([]byte, bool, bool) {
+		if op == protocol.OpAck && !isProgress(payload) && readOnly {
 			refused++
 			return protocol.AppendErr(nil, protocol.CodeReadOnlyDegraded, op, ""), true, false
 		}
 		return nil, false, false
 	})
-	k := newTestConsumer(t, dialFake(t, b, quick(time.Millisecond)), ConsumerOptions{CreditCount: 10})
+	k := newTestConsumer(t, dialFake(t, b, quick(time.Millisecond)), ConsumerOptions{CreditCount: 10, MaxProcessing: forever})
 	go func() { _ = k.Run(context.Background(), func(context.Context, *Message) error { return nil }) }()
 	eventually(t, b, "many ACKs were refused", func() bool { return refused > 500 })
 	b.inspect(func() {

@@ -29,7 +29,8 @@ type fakeBroker struct {
 	onFrame func(c *fakeConn, op protocol.Op, payload []byte) (reply []byte, handled, hangUp bool)
 	seen    map[protocol.Op]int
 	credits []protocol.Credit
-	acks    []protocol.Ack
+	acks    []protocol.Ack // without PROGRESS
+	renewed []protocol.Ack // PROGRESS: they come whenever the machine is slow
 	nacks   []protocol.Nack
 	control []protocol.ControlAck
 	beats   []protocol.Heartbeat
@@ -277,7 +278,11 @@ func (c *fakeConn) request(op protocol.Op, payload []byte) (hangUp bool) {
 	case protocol.OpAck:
 		var m protocol.Ack
 		decode(&m)
-		c.b.acks = append(c.b.acks, m)
+		if m.Flags&protocol.AckFlagProgress != 0 {
+			c.b.renewed = append(c.b.renewed, m)
+		} else {
+			c.b.acks = append(c.b.acks, m)
+		}
 		c.out = protocol.AppendOKEmpty(c.out, op)
 	case protocol.OpNack:
 		var m protocol.Nack

@@ -19,7 +19,7 @@ func TestConsumer_SendsNothingAfterLeave(t *testing.T) {
 	b.fill(topic, 50)
 	var logged bytes.Buffer
 	c := dialFake(t, b, quick(2*time.Millisecond), WithLogger(slog.New(slog.NewTextHandler(&logged, nil))))
-	k := newTestConsumer(t, c, ConsumerOptions{CreditCount: 100, Lease: 3 * time.Second})
+	k := newTestConsumer(t, c, ConsumerOptions{CreditCount: 100, Lease: 3 * time.Second, MaxProcessing: forever})
 	inHand := receive(t, k, 2)
 	left := make(chan *fakeConn, 1)
 	var after []protocol.Op

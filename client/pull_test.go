@@ -12,7 +12,7 @@ func TestConsumer_PullReceivesEverythingInOrder(t *testing.T) {
 	topic := b.addTopic("orders", 2)
 	b.fill(topic, 500)
 	topic.partitions[1].log = append(topic.partitions[1].log, protocol.Pub{Value: make([]byte, 3<<20)})
-	k := newTestConsumer(t, dialFake(t, b, quick(5*time.Millisecond)), ConsumerOptions{Pull: true, CreditCount: 20})
+	k := newTestConsumer(t, dialFake(t, b, quick(5*time.Millisecond)), ConsumerOptions{Pull: true, CreditCount: 20, MaxProcessing: forever})
 	next := map[uint16]uint64{}
 	for range 1001 {
 		m := receive(t, k, 1)[0]
