@@ -85,12 +85,16 @@ func (a *creditAccount) answered() {
 }
 
 // flush returns what is owed, unless a whole window of ACKs waits for the broker to accept them, or very many for their
-// answers: more messages would only make that queue longer.
+// answers, until half of those have come: more messages would only make that queue longer.
 func (a *creditAccount) flush() {
 	if a.k.stuck >= a.windowCount {
 		return
 	}
-	if a.held = a.k.answers.len() >= maxUnanswered; a.held {
+	limit := maxUnanswered
+	if a.held {
+		limit = maxUnanswered/2 + 1
+	}
+	if a.held = a.k.answers.len() >= limit; a.held {
 		return
 	}
 	for a.count > 0 || a.bytes > 0 {

@@ -130,6 +130,7 @@ func TestCredit_IsHeldBackBehindManyUnansweredAcks(t *testing.T) {
 	owe(3 * creditBatchCount)
 	k.onTick()
 	answer(maxUnanswered/2 - 1)
+	k.onTick()
 	if n := credits(); n != creditBatchCount || !held(k) {
 		t.Fatalf("%d messages of credit were sent behind %d unanswered ACKs, held back: %v", n, maxUnanswered, held(k))
 	}
