@@ -17,10 +17,10 @@
 //	                 each round starts on a 4096-byte boundary, none spans two files
 //
 //	file header                              entry header (24 bytes)
-//	 0  "MMJL"                                0  u8  stream kind: 1 messages, 2 ledger, 3 metadata
-//	 4  u8  format version 1                  1  u8  0
-//	 5  u8  0                                 2  u16 topic id, 0 for ledger and metadata
-//	 6  u16 journal id                        4  u16 partition, 0 for ledger and metadata
+//	 0  "MMJL"                                0  u8  stream kind: 1 messages, 2 ledger, 3 metadata,
+//	 4  u8  format version 1                         4 log position (position.go)
+//	 5  u8  0                                 1  u8  0
+//	 6  u16 journal id                        2  u16 topic id, 4 u16 partition; 0 but for messages
 //	 8  u32 file number                       6  u16 0
 //	12  u32 0                                 8  u32 number of records
 //	16  u64 file size                        12  u32 their length in bytes
@@ -68,6 +68,15 @@
 // checkpoint table of the files behind the journal. Then it is corruption, nothing is cut, and the start is refused. A
 // file is written again only when its rounds are known to be superfluous by a table that is durable itself, and never the
 // file with the newest durable round.
+//
+// # The journal of a node of a cluster
+//
+// There a journal is a replicated log. Rounds, numbers and chain are the node's own, as above, but every round ends with a
+// position record: its point in the log (index, and the epoch of its leader) and how far the log was committed. A follower
+// writes a leader's rounds byte for byte into rounds of its own. What a later leader replaces stays in the journal: a round
+// with index i takes the place of those from i on that were written before it. Only what is known to be committed goes to
+// the files below and to recovery's Handler; the rest is returned as pending, see gate. Where the end of the journal is
+// missing that once was durable, such a node may start without it, once it is on record that its end is suspect.
 //
 // # The files behind the journal
 //
