@@ -52,7 +52,7 @@ const (
 	maxWorkers     = 256
 	// fileWorkers bounds the goroutines for file-system operations. They are apart from the data workers so that a
 	// slow directory never delays a write.
-	fileWorkers = 4
+	fileWorkers = 8
 )
 
 // Options configures New. The zero value is usable.

@@ -58,6 +58,28 @@ func (p *publisher) free() {
 	p.all, p.spare = nil, nil
 }
 
+// widen lets more files be published at once, as far as there is memory.
+func (p *publisher) widen(n int) {
+	for len(p.all) < n {
+		slab := p.s.o.Pool.Get(publishBytes)
+		if slab == nil {
+			return
+		}
+		p.all = append(p.all, slab)
+		p.spare = append(p.spare, slab)
+	}
+}
+
+// cancel drops what has not begun.
+func (p *publisher) cancel() {
+	for _, pub := range p.queue {
+		if pub.st != nil {
+			pub.st.jobs--
+		}
+	}
+	p.queue = nil
+}
+
 // busy tells whether a publication is under way or waits.
 func (p *publisher) busy() bool { return len(p.queue) > 0 || len(p.spare) < len(p.all) }
 
@@ -76,7 +98,11 @@ func (p *publisher) step() {
 			return
 		}
 		pub := p.queue[i]
-		p.queue = slices.Delete(p.queue, i, i+1)
+		if i == 0 {
+			p.queue = p.queue[1:] // there may be very many
+		} else {
+			p.queue = slices.Delete(p.queue, i, i+1)
+		}
 		p.active = append(p.active, pub.path)
 		slab := p.spare[len(p.spare)-1]
 		p.spare = p.spare[:len(p.spare)-1]

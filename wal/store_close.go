@@ -1,6 +1,14 @@
 package wal
 
-import "github.com/mortarmq/mortarmq/ring"
+import (
+	"time"
+
+	"github.com/mortarmq/mortarmq/ring"
+)
+
+// closeRedundant is how long after its begin a shutdown goes on with files that say what others say: a start needs none of
+// them.
+const closeRedundant = 10 * time.Second
 
 // closeState is where a clean shutdown stands.
 type closeState struct {
@@ -8,6 +16,8 @@ type closeState struct {
 	// published says that everything is in files and durable, and checkpoints and indexes are being written beside them.
 	published bool
 	closed    bool
+	// since is when the shutdown began.
+	since time.Duration
 	// retried: what waits for space was tried once more since the shutdown began. givenUp: it still found none, and is left
 	// to the journal and the next start.
 	retried, givenUp bool
@@ -21,8 +31,9 @@ func (s *Store) StartClose() {
 	if c.started {
 		return
 	}
-	c.started = true
+	c.started, c.since = true, s.now
 	s.unpaced = true
+	s.publish.widen(closeParallel)
 	s.sweepWanted = s.unswept() || s.dirty > 0
 }
 
@@ -32,6 +43,9 @@ func (s *Store) Closed() bool { return s.closing.closed }
 
 func (s *Store) stepClose() {
 	c := &s.closing
+	if c.published && s.now >= c.since+closeRedundant {
+		s.publish.cancel()
+	}
 	if !c.started || c.closed || s.inflight > 0 || s.reads.active > 0 || s.reads.head != nil {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal/simdisk"
@@ -311,6 +312,69 @@ func TestStore_FlushesEveryFileFoundByScanning(t *testing.T) {
 	n = n.reopen(n.d.Crash(nil), o)
 	if len(n.rec.Quarantined) > 0 {
 		t.Errorf("quarantined: %+v", n.rec.Quarantined[0])
+	}
+	n.check()
+	n.close()
+}
+
+// TestStore_CloseTakesTimeInProportion closes stores with very many new partitions: the operations grow as their number
+// does, and flushes overlap.
+func TestStore_CloseTakesTimeInProportion(t *testing.T) {
+	cost := func(partitions int) (ops, overlap int) {
+		o := smallStore(testPool(t))
+		o.Journal.FileBytes = 1 << 20
+		n := openNode(t, simdisk.New(simdisk.Options{}), o)
+		for i := range partitions {
+			n.append(StreamID{Kind: Messages, Topic: 3, Partition: uint16(i)}, 10)
+		}
+		n.finishRounds()
+		n.settle()
+		flushes := 0
+		n.d.OnStep(func(op *ring.Op) {
+			ops++
+			if op.Kind == ring.Sync || op.Kind == ring.SyncDir {
+				flushes++
+				overlap += n.s.inflight
+			}
+		})
+		n.closeStore()
+		n.d.OnStep(nil)
+		n.closeJournal()
+		return ops, overlap / flushes
+	}
+	few, _ := cost(300)
+	many, overlap := cost(600)
+	if many > 2*few {
+		t.Errorf("%d operations for 300 partitions, %d for 600", few, many)
+	}
+	if overlap < closeParallel/2 {
+		t.Errorf("%d operations are at the disk together with a flush, %d are allowed", overlap, closeParallel)
+	}
+}
+
+// TestStore_CloseLeavesOutWhatIsRedundantWhereItTakesLong: every operation takes a second.
+func TestStore_CloseLeavesOutWhatIsRedundantWhereItTakesLong(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := openNode(t, simdisk.New(simdisk.Options{}), o)
+	for i := range 100 {
+		n.publish(10, StreamID{Kind: Messages, Topic: 3, Partition: uint16(i)})
+	}
+	published := 0
+	n.d.OnStep(func(op *ring.Op) {
+		n.now += time.Second
+		if op.Kind == ring.Rename && strings.HasSuffix(op.Path2, checkpointFile) {
+			published++
+		}
+	})
+	n.closeStore()
+	n.d.OnStep(nil)
+	n.closeJournal()
+	if published > closeParallel {
+		t.Errorf("%d checkpoints were published", published)
+	}
+	n = n.reopen(n.d.Crash(nil), o)
+	if n.rec.Rounds > 1 || len(n.rec.Quarantined) > 0 {
+		t.Errorf("%d rounds were replayed, quarantined %+v", n.rec.Rounds, n.rec.Quarantined)
 	}
 	n.check()
 	n.close()

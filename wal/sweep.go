@@ -50,8 +50,8 @@ func (s *Store) unswept() bool {
 func (s *Store) sweepDue() bool { return s.sweepWanted && s.sweep.phase == sweepIdle && !s.recovering }
 
 func (s *Store) stepSweepClock() {
-	if s.sweep.phase != sweepIdle {
-		return
+	if s.sweep.phase != sweepIdle || s.closing.started {
+		return // StartClose has asked for the last one
 	}
 	if s.dirty >= s.o.MaxDirtyBytes/2 || s.unswept() && s.now-s.lastSweep >= s.o.SweepEvery {
 		s.sweepWanted = true
@@ -135,10 +135,18 @@ func (s *Store) stepSweep() {
 	}
 }
 
+// parallel returns how many flushes may be at the device at once.
+func (s *Store) parallel() int {
+	if s.closing.started {
+		return closeParallel
+	}
+	return syncParallel
+}
+
 // syncFiles flushes the sweep's files and tells whether all are flushed.
 func (s *Store) syncFiles() bool {
 	w := &s.sweep
-	for len(w.files) > 0 && w.inflight < syncParallel && !s.paused() {
+	for len(w.files) > 0 && w.inflight < s.parallel() && !s.paused() {
 		n := len(w.files) - 1
 		seg := w.files[n]
 		w.files[n] = nil
@@ -185,7 +193,7 @@ func (s *Store) syncDone(seg *segment, err error) {
 // syncDirs flushes the directories in which the sweep's files were made, and tells whether all are flushed.
 func (s *Store) syncDirs() bool {
 	w := &s.sweep
-	for len(w.dirs) > 0 && w.inflight < syncParallel && !s.paused() {
+	for len(w.dirs) > 0 && w.inflight < s.parallel() && !s.paused() {
 		n := len(w.dirs) - 1
 		dir := w.dirs[n]
 		w.dirs = w.dirs[:n]
