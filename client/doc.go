@@ -16,7 +16,9 @@
 //	result, err := p.Send(ctx, client.Record{Key: []byte("order-1"), Value: body})
 //
 // A Consumer is a member of a group. Members share the partitions, groups read independently of each other. Run calls a
-// handler for each message; Messages is a channel, for those who end messages by themselves with Ack and Nack.
+// handler for each message: one at a time, or several on different partitions (Concurrency), or on different keys
+// (ParallelKeys). An error or a panic of a handler has the message delivered again. Messages is a channel, for those who
+// end messages by themselves with Ack and Nack.
 //
 //	k, err := c.NewConsumer(ctx, "orders", "billing", client.ConsumerOptions{Concurrency: 4})
 //	err = k.Run(ctx, func(ctx context.Context, m *client.Message) error { return bill(m.Key, m.Value) })

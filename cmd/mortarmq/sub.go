@@ -91,7 +91,7 @@ func (o *subOptions) consumerOptions() (client.ConsumerOptions, error) {
 		return opts, usagef("--from is %q: use earliest or latest", o.from)
 	}
 	if o.group == "" {
-		return opts, usagef("--group is missing: name the consumer group to read as")
+		return opts, usagef("--group is missing: name the consumer group to read as; a new one gets every message from the first on")
 	}
 	if err := protocol.ValidateGroup([]byte(o.group)); err != nil {
 		return opts, usagef("--group: %w", err)
