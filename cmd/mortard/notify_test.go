@@ -2,10 +2,36 @@ package main
 
 import (
 	"net"
+	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
+
+// The unit file belongs to what the broker does.
+func TestUnit_FitsTheBroker(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "mortarmq.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	unit := string(text)
+	for _, line := range []string{"Type=notify", "KillSignal=SIGTERM", "RestartPreventExitStatus=" + strconv.Itoa(exitUsage)} {
+		if !strings.Contains(unit, "\n"+line+"\n") {
+			t.Errorf("the unit lacks %s", line)
+		}
+	}
+	stop := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)$`).FindStringSubmatch(unit)
+	if stop == nil {
+		t.Fatal("the unit has no TimeoutStopSec")
+	}
+	seconds, err := strconv.Atoi(stop[1])
+	if least := drainTimeout + closeTimeout + adminTimeout; err != nil || time.Duration(seconds)*time.Second <= least {
+		t.Errorf("TimeoutStopSec is %s, an orderly end may take %v", stop[1], least)
+	}
+}
 
 func TestRun_TellsTheServiceManager(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "notify")
