@@ -29,9 +29,10 @@ const (
 	// A node that was killed stays away for this part of the run, at most mixedAwayMax.
 	mixedAwayPart = 20
 	mixedAwayMax  = 30 * time.Second
-	// A slow consumer sleeps in the midst of its work, time and again: one part in ten of the run's twentieths.
-	mixedNaps    = 20
-	mixedNapPart = 10
+	// A slow consumer sleeps in the midst of its work: a fifth of each eleventh of the run, so that it falls behind and has to
+	// read what is no longer in memory.
+	mixedNaps    = 11
+	mixedNapPart = 5
 	// mixedFailEvery is how many messages a failing consumer refuses one of, once.
 	mixedFailEvery = 100
 	// mixedPatience is how long the groups may receive nothing at the end although messages are missing.

@@ -44,8 +44,9 @@ type PeerServer interface {
 	Create(ctx context.Context, first, n int) error
 	// Producer connects a producer to a queue.
 	Producer(ctx context.Context, queue int) (ProducerConn, error)
-	// Consumer connects one more member of a queue's group. member is different for each.
-	Consumer(ctx context.Context, queue, member int) (ConsumerConn, error)
+	// Consumer connects one more member of a queue's group; member is different for each. One that reads alone may acknowledge
+	// many messages at once where the system has a way that several members can't use.
+	Consumer(ctx context.Context, queue, member int, alone bool) (ConsumerConn, error)
 	// Processes lists the servers' processes.
 	Processes() []int
 	// Stop ends all processes. It may be called twice.

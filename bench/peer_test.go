@@ -96,7 +96,7 @@ func (s *fakeServer) Producer(_ context.Context, queue int) (ProducerConn, error
 	return &fakeProducer{c}, err
 }
 
-func (s *fakeServer) Consumer(_ context.Context, queue, _ int) (ConsumerConn, error) {
+func (s *fakeServer) Consumer(_ context.Context, queue, _ int, _ bool) (ConsumerConn, error) {
 	c, err := s.dial('C', queue)
 	return &fakeConsumer{c}, err
 }
@@ -353,7 +353,7 @@ func TestPeerConsumer_MembersReceiveTogetherWhatWasPublished(t *testing.T) {
 	team, ctx := newTeam(t.Context())
 	var members []*peerConsumer
 	for i := range 3 {
-		w, err := s.Consumer(ctx, 0, i)
+		w, err := s.Consumer(ctx, 0, i, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -434,7 +434,7 @@ func TryPeer(ctx context.Context, p *Peer, o *PeerOptions, messages uint64, memb
 	defer pub.Close()
 	group, ctx := newTeam(ctx)
 	for i := range members {
-		conn, err := srv.Consumer(ctx, queue, i)
+		conn, err := srv.Consumer(ctx, queue, i, members == 1)
 		if err != nil {
 			return err
 		}

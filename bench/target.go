@@ -134,7 +134,7 @@ func (p *peerServer) publishers(ctx context.Context, sh shape, size int, seed ui
 
 func (p *peerServer) members(ctx context.Context, n int, _ shape, t *Tally, stamped bool) (list []member, err error) {
 	for i := range n {
-		conn, err := p.srv.Consumer(ctx, p.first, i)
+		conn, err := p.srv.Consumer(ctx, p.first, i, !stamped)
 		if err != nil {
 			closeAll(list)
 			return nil, err

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	natsConsumer = "g"
+	natsConsumer = "g"      // of groups
+	natsReader   = "reader" // of one that reads alone
 	natsInbox    = "_INBOX.bench."
 	// natsBatch is how many messages one pull asks for; a further one is sent when half have come.
 	natsBatch       = 1000
@@ -205,13 +206,18 @@ func (s *natsServer) Create(ctx context.Context, first, n int) error {
 		if err := s.retry(ctx, "$JS.API.STREAM.CREATE."+stream, config); err != nil {
 			return err
 		}
-		consumer := map[string]any{"stream_name": stream, "config": map[string]any{"durable_name": natsConsumer, "ack_policy": "explicit",
-			"deliver_policy": "all", "max_ack_pending": 50_000, "ack_wait": int64(60 * time.Second)}}
-		if err := s.retry(ctx, "$JS.API.CONSUMER.DURABLE.CREATE."+stream+"."+natsConsumer, consumer); err != nil {
+		if err := s.createConsumer(ctx, stream, natsConsumer, "explicit"); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// createConsumer makes a durable consumer; with the policy "all" an acknowledgement counts for every earlier message, too.
+func (s *natsServer) createConsumer(ctx context.Context, stream, name, policy string) error {
+	return s.retry(ctx, "$JS.API.CONSUMER.DURABLE.CREATE."+stream+"."+name, map[string]any{"stream_name": stream,
+		"config": map[string]any{"durable_name": name, "ack_policy": policy, "deliver_policy": "all", "max_ack_pending": 50_000,
+			"ack_wait": int64(60 * time.Second)}})
 }
 
 func (s *natsServer) retry(ctx context.Context, subject string, body any) error {
@@ -330,7 +336,14 @@ func natsAckID(m *natsMessage) (uint64, error) {
 	return id, nil
 }
 
-func (s *natsServer) Consumer(ctx context.Context, queue, member int) (bench.ConsumerConn, error) {
+func (s *natsServer) Consumer(ctx context.Context, queue, member int, alone bool) (bench.ConsumerConn, error) {
+	name := natsConsumer
+	if alone {
+		name = natsReader
+		if err := s.createConsumer(ctx, natsStream(queue), name, "all"); err != nil {
+			return nil, err
+		}
+	}
 	addr, err := s.leader(ctx, queue)
 	if err != nil {
 		return nil, err
@@ -340,13 +353,15 @@ func (s *natsServer) Consumer(ctx context.Context, queue, member int) (bench.Con
 		return nil, err
 	}
 	inbox := fmt.Sprintf("%smember.%d", natsInbox, member)
-	return &natsMember{conn: c, pull: fmt.Appendf(nil, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.%s %s ", natsStream(queue), natsConsumer, inbox),
+	return &natsMember{conn: c, alone: alone, pull: fmt.Appendf(nil, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.%s %s ", natsStream(queue), name, inbox),
 		subscribe: fmt.Appendf(nil, "SUB %s 1\r\n", inbox)}, nil
 }
 
-// natsMember pulls in batches and acknowledges each message, as the protocol has it without an answer.
+// natsMember pulls in batches and acknowledges each message, or alone the last one of each read; the protocol has no answer
+// to that.
 type natsMember struct {
 	conn      net.Conn
+	alone     bool
 	subscribe []byte
 	pull      []byte
 	asked     int // messages asked for that have not come
@@ -373,12 +388,16 @@ func (c *natsMember) more(out []byte) []byte {
 
 func (c *natsMember) Take(b, out []byte, in bench.Inbox) (int, []byte, error) {
 	off := 0
+	var last []byte
 	for {
 		m, n, err := natsNext(b[off:])
 		if err != nil {
 			return off, out, err
 		}
 		if n == 0 {
+			if last != nil {
+				out = natsAck(out, last)
+			}
 			return off, c.more(out), nil
 		}
 		off += n
@@ -393,9 +412,11 @@ func (c *natsMember) Take(b, out []byte, in bench.Inbox) (int, []byte, error) {
 			}
 			in.Message(m.body)
 			c.asked--
-			out = append(out, "PUB "...)
-			out = append(out, m.reply...)
-			out = append(out, " 4\r\n+ACK\r\n"...)
+			if c.alone {
+				last = m.reply
+			} else {
+				out = natsAck(out, m.reply)
+			}
 		case natsPing:
 			out = append(out, "PONG\r\n"...)
 		case natsErr:
@@ -403,6 +424,12 @@ func (c *natsMember) Take(b, out []byte, in bench.Inbox) (int, []byte, error) {
 		default:
 		}
 	}
+}
+
+func natsAck(out, reply []byte) []byte {
+	out = append(out, "PUB "...)
+	out = append(out, reply...)
+	return append(out, " 4\r\n+ACK\r\n"...)
 }
 
 // The client protocol as https://docs.nats.io/reference/reference-protocols/nats-protocol describes it.

@@ -114,7 +114,7 @@ func nsqTopic(queue int) string { return "q" + strconv.Itoa(queue) }
 // Create makes topic and channel by subscribing once.
 func (s *nsqServer) Create(ctx context.Context, first, n int) error {
 	for i := first; i < first+n; i++ {
-		c, err := s.Consumer(ctx, i, 0)
+		c, err := s.Consumer(ctx, i, 0, false)
 		if err != nil {
 			return err
 		}
@@ -174,7 +174,7 @@ func (p *nsqProducer) Answers(b, out []byte, done func(uint64, bool)) (int, []by
 	return off, out, nil
 }
 
-func (s *nsqServer) Consumer(ctx context.Context, queue, _ int) (bench.ConsumerConn, error) {
+func (s *nsqServer) Consumer(ctx context.Context, queue, _ int, _ bool) (bench.ConsumerConn, error) {
 	c, err := nsqDial(ctx, s.addr)
 	if err != nil {
 		return nil, err

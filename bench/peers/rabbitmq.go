@@ -260,7 +260,7 @@ func (p *rabbitProducer) Answers(b, out []byte, done func(uint64, bool)) (int, [
 	}
 }
 
-func (s *rabbitServer) Consumer(ctx context.Context, queue, member int) (bench.ConsumerConn, error) {
+func (s *rabbitServer) Consumer(ctx context.Context, queue, member int, _ bool) (bench.ConsumerConn, error) {
 	c, _, err := s.dial(ctx, 0)
 	if err != nil {
 		return nil, err

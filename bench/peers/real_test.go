@@ -25,9 +25,12 @@ func TestPeers_RealServersStoreAndDeliver(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			began := time.Now()
-			if err := bench.TryPeer(ctx, p, o, 3000, 3); err != nil {
-				text, _ := os.ReadFile(o.Log)
-				t.Fatalf("%v\n%s", err, text)
+			for _, members := range []int{3, 1} {
+				o.Dir = t.TempDir()
+				if err := bench.TryPeer(ctx, p, o, 1000, members); err != nil {
+					text, _ := os.ReadFile(o.Log)
+					t.Fatalf("%d members: %v\n%s", members, err, text)
+				}
 			}
 			t.Logf("%v", time.Since(began))
 		})

@@ -141,7 +141,7 @@ func (p *redisProducer) Answers(b, out []byte, done func(uint64, bool)) (int, []
 	return off, out, nil
 }
 
-func (s *redisServer) Consumer(ctx context.Context, queue, member int) (bench.ConsumerConn, error) {
+func (s *redisServer) Consumer(ctx context.Context, queue, member int, _ bool) (bench.ConsumerConn, error) {
 	c, err := dial(ctx, s.addr)
 	if err != nil {
 		return nil, err

@@ -185,6 +185,16 @@ func TestAMQP_LongBodiesTravelInSeveralFrames(t *testing.T) {
 	}
 }
 
+func TestNATS_AReaderAloneAcknowledgesTheLastOfEachRead(t *testing.T) {
+	var in collector
+	c := &natsMember{asked: natsBatch, alone: true}
+	b := []byte("MSG q0 1 $JS.ACK.1 3\r\none\r\nMSG q0 1 $JS.ACK.2 3\r\ntwo\r\n")
+	n, out, err := c.Take(b, nil, &in)
+	if err != nil || n != len(b) || len(in.values) != 2 || string(out) != "PUB $JS.ACK.2 4\r\n+ACK\r\n" {
+		t.Errorf("consumed %d, got %q, wrote %q, %v", n, in.values, out, err)
+	}
+}
+
 func TestNATS_ConfigurationNamesEveryRoute(t *testing.T) {
 	text := natsConfig(1, "/data", "always", 4000, []int{5000, 5001, 5002})
 	for _, want := range []string{"listen: 127.0.0.1:4000", "sync_interval: always", "listen: 127.0.0.1:5001", "nats://127.0.0.1:5000", "nats://127.0.0.1:5002"} {
