@@ -37,6 +37,18 @@ func encodeTable(generation uint64, rows ...tableRow) []byte {
 	return b
 }
 
+// encodeClusterTable is the table of a node of a cluster: a point in its log, and partitions that began anew.
+func encodeClusterTable() []byte {
+	b := make([]byte, tableSlotBytes(minTableRows))
+	point := journalPoint{Epoch: 2, Round: 3, Commit: 4, Log: LogPoint{Epoch: 0x05060708, Index: 0x090a0b0c0d0e0f10}}
+	putTableHeader(b, &table{Journal: 5, Generation: 9, SlotBytes: len(b), Point: point}, 3)
+	putTableRow(b[tableHeaderLen:], frozenHeader.Stream, frozenCheckpoint)
+	putTableBegin(b[tableHeaderLen+tableRowLen:], tableBegin{Stream: frozenHeader.Stream, First: 0x1112131415161718})
+	putTableBegin(b[tableHeaderLen+2*tableRowLen:], tableBegin{Stream: p0, First: 1})
+	sealTable(b[:tableHeaderLen+3*tableRowLen])
+	return b
+}
+
 // TestFormats_BytesNeverChange holds the encodings against bytes that were frozen when the formats were.
 func TestFormats_BytesNeverChange(t *testing.T) {
 	header := make([]byte, segmentHeaderLen)
@@ -46,6 +58,7 @@ func TestFormats_BytesNeverChange(t *testing.T) {
 	index := make([]byte, indexSize(&frozenIndex))
 	putIndex(index, frozenHeader.Stream, frozenHeader.Base, &frozenIndex)
 	table := encodeTable(9, tableRow{Stream: frozenHeader.Stream, checkpoint: frozenCheckpoint})
+	cluster := encodeClusterTable()
 	snapshot := make([]byte, snapshotHeaderLen)
 	putSnapshotHeader(snapshot, &snapshotHeader{Kind: SnapshotCursors, Epoch: 1, Position: 2}, []byte("data"))
 	for name, c := range map[string]struct {
@@ -62,6 +75,11 @@ func TestFormats_BytesNeverChange(t *testing.T) {
 		"table": {table[:96], "4d4d434b010000050000000000000009000010000000000100000002000000000000000000000003" +
 			"000000000000000413beec15000000000000000000000000" +
 			"0100010203040102030405060009100001020304050607080000000000000003"},
+		"cluster table": {cluster[:160], "4d4d434b010000050000000000000009000010000000000300000002000000000000000000000003" +
+			"00000000000000043a6f550505060708090a0b0c0d0e0f10" +
+			"0100010203040102030405060009100001020304050607080000000000000003" +
+			"0101010203040000000000000000000011121314151617180000000000000000" +
+			"0101000100000000000000000000000000000000000000010000000000000000"},
 		"snapshot": {snapshot, "4d4d43550100000029b62f0d0000000100000000000000020000000000000004"},
 	} {
 		if got := hex.EncodeToString(c.got); got != c.want {
@@ -97,6 +115,10 @@ func TestFormats_DecodeWhatWasEncoded(t *testing.T) {
 	rows := []tableRow{{Stream: frozenHeader.Stream, checkpoint: frozenCheckpoint}, {Stream: le, checkpoint: frozenCheckpoint}}
 	rows[1].LastMs = maxRowMs
 	slot, ok, err := decodeTable(encodeTable(9, rows...), 5)
+	if c, ok, err := decodeTable(encodeClusterTable(), 5); err != nil || !ok || len(c.Rows) != 1 || c.Point.Log != (LogPoint{Epoch: 0x05060708,
+		Index: 0x090a0b0c0d0e0f10}) || !slices.Equal(c.Begins, []tableBegin{{frozenHeader.Stream, 0x1112131415161718}, {p0, 1}}) {
+		t.Errorf("cluster table: %+v, %v, %v", c, ok, err)
+	}
 	if err != nil || !ok || slot.Generation != 9 || slot.Point != (journalPoint{Epoch: 2, Round: 3, Commit: 4}) || !slices.Equal(slot.Rows, rows) {
 		t.Errorf("table: %+v, %v, %v", slot, ok, err)
 	}
@@ -123,6 +145,10 @@ func TestFormats_EveryFlippedBitIsFound(t *testing.T) {
 			return err
 		}},
 		"table": {encodeTable(9, tableRow{Stream: p0, checkpoint: frozenCheckpoint})[:96], func(b []byte) error {
+			_, _, err := decodeTable(b, 5)
+			return err
+		}},
+		"cluster table": {encodeClusterTable()[:160], func(b []byte) error {
 			_, _, err := decodeTable(b, 5)
 			return err
 		}},
@@ -248,6 +274,7 @@ func TestIndexBuilder_InAnyPiecesIsTheSame(t *testing.T) {
 func FuzzDecodeTable(f *testing.F) {
 	f.Add(encodeTable(1), uint8(5))
 	f.Add(encodeTable(9, tableRow{Stream: p0, checkpoint: frozenCheckpoint}), uint8(5))
+	f.Add(encodeClusterTable(), uint8(5))
 	f.Fuzz(func(t *testing.T, b []byte, journal uint8) {
 		tab, ok, err := decodeTable(b, int(journal))
 		if err != nil || !ok {

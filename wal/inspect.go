@@ -82,6 +82,14 @@ type TableFound struct {
 	// Log is the newest round of the replicated log up to there; zero on a node on its own.
 	Log  LogPoint
 	Rows []TableRow
+	// Begins are the partitions that began anew.
+	Begins []TableBegin
+}
+
+// TableBegin says with which record a partition begins that began anew.
+type TableBegin struct {
+	Stream StreamID
+	First  Sequence
 }
 
 // TableRow is how far one log file is durable.
@@ -476,6 +484,9 @@ func newTableFound(t *table, slot int, off int64) *TableFound {
 	for i := range t.Rows {
 		r := &t.Rows[i]
 		f.Rows[i] = TableRow{Stream: r.Stream, Next: r.Next, Base: r.Base, Offset: r.Offset}
+	}
+	for _, b := range t.Begins {
+		f.Begins = append(f.Begins, TableBegin(b))
 	}
 	return f
 }

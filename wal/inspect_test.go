@@ -40,15 +40,27 @@ func describe(f Finding) string {
 	case *CheckpointFound:
 		return fmt.Sprintf("checkpoint next %d offset %d", f.Next, f.Offset)
 	case *TableFound:
-		return fmt.Sprintf("table slot %d current %v generation %d rows %d", f.Slot, f.Current, f.Generation, len(f.Rows))
+		line := fmt.Sprintf("table slot %d current %v generation %d rows %d", f.Slot, f.Current, f.Generation, len(f.Rows))
+		if f.Log.Index > 0 {
+			line += fmt.Sprintf(" log %v begins %v", f.Log, f.Begins)
+		}
+		return line
 	case *MarkFound:
 		return fmt.Sprintf("mark slot %d round %d", f.Slot, f.Round)
+	case *ReplicaFound:
+		return fmt.Sprintf("node state %d+%d generation %d %+v", f.Offset, f.Slot, f.Generation, f.State)
+	case *CatchupFound:
+		return fmt.Sprintf("catchup %d+%d generation %d %+v", f.Offset, f.Slot, f.Generation, f.State)
 	case *SnapshotFound:
 		return fmt.Sprintf("%v position %d %q", f.Kind, f.Position, f.Data)
 	case *JournalFound:
 		return fmt.Sprintf("journal %d file %d", f.Journal, f.Number)
 	case *RoundFound:
-		return fmt.Sprintf("round %d at %d stale %v records %d", f.Number, f.Offset, f.Stale, f.Records)
+		line := fmt.Sprintf("round %d at %d stale %v records %d", f.Number, f.Offset, f.Stale, f.Records)
+		if f.Position != nil {
+			line += fmt.Sprintf(" position %+v", *f.Position)
+		}
+		return line
 	case *UnusedFound:
 		return fmt.Sprintf("unused %d+%d zero %v", f.Offset, f.Length, f.Zero)
 	case *Damage:
@@ -184,6 +196,16 @@ func TestInspect_SmallFiles(t *testing.T) {
 		putTableRow(b[tableHeaderLen:], inspectStream, checkpoint{Next: 9, Base: 7, Offset: 8192})
 		sealTable(b[:tableHeaderLen+tableRowLen])
 	}
+	cluster := bytes.Repeat(encodeClusterTable(), 2)
+	states := func(format stateFormat, encode func(*[stateUsed]byte)) []byte {
+		b := make([]byte, stateSlots*stateSlotLen)
+		for i := range stateSlots {
+			encode((*[stateUsed]byte)(b[i*stateSlotLen:]))
+			format.seal(b[i*stateSlotLen:][:stateUsed], 7)
+		}
+		return b
+	}
+	node, catchup := states(replicaFormat, frozenReplicaState.encode), states(catchupFormat, frozenCatchupState.encode)
 	flip := func(b []byte, at int) []byte {
 		b = bytes.Clone(b)
 		b[at] ^= 1
@@ -206,6 +228,14 @@ func TestInspect_SmallFiles(t *testing.T) {
 		{"damaged cursors", "cursor.mqc", flip(snap, 33), []string{"damage 0+35 checksum*"}},
 		{"cut cursors", "cursor.mqc", snap[:34], []string{"damage 34+34 the file's length disagrees*"}},
 		{"table", "partitions.mmck", tab, []string{"table slot 0 current true generation 8 rows 1", "table slot 1 current false generation 7 rows 1"}},
+		{"a cluster's table", "partitions.mmck", cluster, []string{
+			"table slot 0 current false generation 9 rows 1 log index 651345242494996240 of epoch 84281096 begins " +
+				"[{topic 258 partition 772 1230066625199609624} {topic 1 partition 0 1}]", "table slot 1 current true*"}},
+		{"node state", "replica.mmrs", node, []string{"node state 0+0 generation 7 {Cluster:[1 2 3*", "node state 4096+1 generation 7*"}},
+		{"half a node state", "replica.mmrs", flip(node, 9), []string{"damage 0+4096 the slot is torn or damaged", "node state 4096+1*"}},
+		{"cut node state", "replica.mmrs", node[:5000], []string{"node state 0+0*", "damage 4096+904 the file is shorter*"}},
+		{"catch-up", "x", catchup, []string{"catchup 0+0 generation 7 {Leader:258 Epoch:3*", "catchup 4096+1 generation 7*"}},
+		{"damaged catch-up", "catchup.mmcup", flip(catchup, 0), []string{"damage 0+4096 the slot is torn or damaged", "catchup 4096+1*"}},
 		{"half a table", "partitions.mmck", flip(tab, 70), []string{"damage 0+4096 checksum*", "table slot 1 current true generation 7 rows 1"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -255,6 +285,17 @@ func TestInspect_Journal(t *testing.T) {
 		wantLines(t, inspectBytes(t, path, b), "journal 0 file 1",
 			"round 20 at 4096 stale false records 1", "record *", "round 21 at 8192 stale false records 1", "record *",
 			"unused 12288+4096 zero false", "round 8 at 16384 stale true records 1")
+	})
+	t.Run("rounds of a replicated log", func(t *testing.T) {
+		b, f := inspectJournal(5, 0, 2)
+		r := &Round{buf: b[ring.BlockSize:]}
+		r.open()
+		r.append(inspectStream, &Record{Sequence: 1, LeaderEpoch: 4, Value: []byte("x")})
+		p := opening(position(4, 9, 3, 8))
+		r.stamp(&p)
+		r.seal(roundSeal{number: 5, epoch: 1, key: f.key})
+		wantLines(t, inspectBytes(t, path, b), "journal 0 file 1",
+			"round 5 at 4096 stale false records 1 position {Point:index 9 of epoch 4 Prev:3 Commit:8 Flags:1}", "record 4200+57 *", "unused *")
 	})
 	t.Run("a flipped bit in a round", func(t *testing.T) {
 		b, _ := inspectJournal(5, 3, 3)
@@ -386,6 +427,12 @@ func FuzzInspect(f *testing.F) {
 		b := make([]byte, 2*ring.BlockSize)
 		copy(b, magic)
 		b[4] = 1
+		f.Add("x", b)
+	}
+	for _, format := range []stateFormat{replicaFormat, catchupFormat} {
+		b := make([]byte, stateSlots*stateSlotLen)
+		b[6] = 1
+		format.seal(b[:stateUsed], 1)
 		f.Add("x", b)
 	}
 	f.Add("mark", make([]byte, markSlots*markSlotLen))

@@ -219,6 +219,11 @@ func (d *dumper) table(f *wal.TableFound) error {
 			return err
 		}
 	}
+	for _, b := range f.Begins {
+		if err := d.print(f.Offset, "begin", stream(b.Stream).with("first_sequence", b.First)); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/mortarmq/mortarmq/engine/dedupsnap"
 	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/engine/metadata"
@@ -53,6 +55,46 @@ func snapshotFile(magic string, position uint64, data []byte) []byte {
 	binary.BigEndian.PutUint64(b[24:], uint64(len(data)))
 	b = append(b, data...)
 	crcAt(b, 8)
+	return b
+}
+
+// stateFile returns a file of two slots as spec'd; fill puts the state into one.
+func stateFile(magic string, fill func(b []byte)) []byte {
+	b := make([]byte, 2*block)
+	for i := range 2 {
+		slot := b[i*block:]
+		copy(slot, magic)
+		slot[len(magic)] = 1
+		binary.BigEndian.PutUint64(slot[8:], 6)
+		fill(slot)
+		binary.BigEndian.PutUint64(slot[120:], xxhash.Sum64(slot[:120]))
+	}
+	return b
+}
+
+// tableFile returns a checkpoint table of a node of a cluster as spec'd, with a row for a partition that goes on and one for
+// one that began anew.
+func tableFile() []byte {
+	b := make([]byte, 2*block)
+	copy(b, "MMCK")
+	b[4] = 1
+	binary.BigEndian.PutUint64(b[8:], 3)
+	binary.BigEndian.PutUint32(b[16:], block)
+	binary.BigEndian.PutUint32(b[20:], 2)
+	binary.BigEndian.PutUint32(b[24:], 1)
+	binary.BigEndian.PutUint64(b[32:], 20)
+	binary.BigEndian.PutUint64(b[40:], 20)
+	binary.BigEndian.PutUint32(b[52:], 4)
+	binary.BigEndian.PutUint64(b[56:], 17)
+	rows := b[64:]
+	rows[0], rows[3], rows[5] = 1, 3, 1
+	binary.BigEndian.PutUint32(rows[12:], 2*block)
+	binary.BigEndian.PutUint64(rows[16:], 9)
+	binary.BigEndian.PutUint64(rows[24:], 7)
+	rows = rows[32:]
+	rows[0], rows[1], rows[3], rows[5] = 1, 1, 3, 1
+	binary.BigEndian.PutUint64(rows[16:], 7)
+	crcAt(b[:128], 48)
 	return b
 }
 
@@ -101,12 +143,24 @@ func dataDir(t *testing.T) string {
 	window := dedupsnap.AppendWindow(dedupsnap.Append(nil), &dedupsnap.Window{Topic: 3, Partition: 1, ProducerID: 9,
 		Runs: []dedupsnap.Run{{ProducerSeq: 1, Sequence: 7, Count: 2}}})
 	put("journal/0/dedup.mmdd", snapshotFile("MMDD", 4, window))
+	put("journal/0/partitions.mmck", tableFile())
+	put("journal/0/catchup.mmcup", stateFile("MMCUP", func(b []byte) {
+		b[6], b[17], b[23], b[27], b[39], b[43], b[55], b[67], b[71], b[79], b[87] = 5, 2, 4, 3, 11, 4, 16, 9, 8, 7, 6
+	}))
+	put("replica.mmrs", stateFile("MMRS", func(b []byte) {
+		b[5], b[7], b[16], b[35], b[37], b[39] = 2, 3, 0xab, 4, 1, 2
+	}))
 	put("layout.json", []byte("{}\n"))
 	return dir
 }
 
-const goldenDump = `DIR/journal/0/dedup.mmdd	0	dedup_snapshot	epoch=3 position=4 bytes=N
+const goldenDump = `DIR/journal/0/catchup.mmcup	0	catchup	slot=0 generation=6 leader=2 epoch=4 from_index=11 from_epoch=3 target_index=16 target_epoch=4 begun=1970-01-01T00:00:00.000Z streams=9 streams_done=8 records=7 bytes=6 metadata=true cursors=false windows=true
+DIR/journal/0/catchup.mmcup	4096	catchup	slot=1 generation=6 leader=2 epoch=4 from_index=11 from_epoch=3 target_index=16 target_epoch=4 begun=1970-01-01T00:00:00.000Z streams=9 streams_done=8 records=7 bytes=6 metadata=true cursors=false windows=true
+DIR/journal/0/dedup.mmdd	0	dedup_snapshot	epoch=3 position=4 bytes=N
 DIR/journal/0/dedup.mmdd	0	producer	topic_id=3 partition=1 producer_id=9 producer_seqs_at_sequences=1-2:7-8
+DIR/journal/0/partitions.mmck	0	table	slot=0 current=true journal=0 generation=3 epoch=1 round=20 commit=20 log_index=17 log_epoch=4 rows=1
+DIR/journal/0/partitions.mmck	0	row	topic_id=3 partition=1 next_sequence=9 base_sequence=7 durable_offset=8192
+DIR/journal/0/partitions.mmck	0	begin	topic_id=3 partition=1 first_sequence=7
 DIR/layout.json	0	other	bytes=3
 DIR/ledger/0/cursor.mqc	0	cursor_checkpoint	epoch=3 position=1 bytes=N
 DIR/ledger/0/cursor.mqc	0	cursor	group_id=1 topic_id=3 partition=1 start=6 ack_floor=6 delivered_up_to=6 acknowledged=0 dropped=0 retrying=0
@@ -120,6 +174,8 @@ DIR/metadata/mmml-00000000000000000002.log	4170	padding	length=4022
 DIR/metadata/mmms-2-3.bin	0	metadata_snapshot	epoch=3 position=2 bytes=N
 DIR/metadata/mmms-2-3.bin	0	state	mutation_id=2 epoch=2 leader=0 last_topic_id=1 last_group_id=0
 DIR/metadata/mmms-2-3.bin	0	topic	topic_id=1 partitions=2 created_epoch=2 name=orders settings={}
+DIR/replica.mmrs	0	node_state	slot=0 generation=6 node=3 cluster=ab000000000000000000000000000000 logs=2 promised_epoch=4 candidate=1 forming=false learner=true suspect=false
+DIR/replica.mmrs	4096	node_state	slot=1 generation=6 node=3 cluster=ab000000000000000000000000000000 logs=2 promised_epoch=4 candidate=1 forming=false learner=true suspect=false
 DIR/topics/3/1/00000000000000000007.mqs	0	segment	topic_id=3 partition=1 journal=0 base_sequence=7 created=1970-01-01T00:00:00.000Z
 DIR/topics/3/1/00000000000000000007.mqs	4096	record	topic_id=3 partition=1 sequence=7 epoch=2 time=1970-01-01T00:00:01.000Z producer_id=5 producer_seq=6 key="key" value_bytes=11 value="first"...
 DIR/topics/3/1/00000000000000000007.mqs	4166	record	topic_id=3 partition=1 sequence=8 epoch=2 time=1970-01-01T00:00:02.000Z value_bytes=3 value="\xff\n\x00"
@@ -175,6 +231,9 @@ func TestDump_DamageHasOffsetAndReasonAndExitsWith1(t *testing.T) {
 		{"ledger/0/cursor.mqc", 40, "\t0\tdamage\tskipped_bytes="},
 		{"metadata/mmms-2-3.bin", 4, "\t4\tdamage\tskipped_bytes="},
 		{"journal/0/dedup.mmdd", 0, "\t0\tdamage\t"},
+		{"journal/0/catchup.mmcup", 30, "\t0\tdamage\tskipped_bytes=4096 reason=\"the slot is torn or damaged"},
+		{"replica.mmrs", 4096 + 36, "\t4096\tdamage\tskipped_bytes=4096 reason=\"the slot is torn or damaged"},
+		{"journal/0/partitions.mmck", 55, "\t0\tdamage\tskipped_bytes=4096 reason=\"checksum is 0x"},
 	} {
 		t.Run(c.file, func(t *testing.T) {
 			dir := dataDir(t)
