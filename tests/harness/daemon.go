@@ -46,6 +46,8 @@ type Options struct {
 	LogPath string
 	// ReadyTimeout replaces DefaultReadyTimeout.
 	ReadyTimeout time.Duration
+	// ClientAddr and AdminAddr are where to listen; free ports of the loopback interface if they are empty.
+	ClientAddr, AdminAddr string
 }
 
 // Daemon is a running mortard process. Its methods may be called from any goroutine.
@@ -104,11 +106,36 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 }
 
 func start(ctx context.Context, o Options) (*Daemon, error) {
+	began := time.Now()
+	d, err := Launch(o)
+	if err != nil {
+		return nil, err
+	}
+	timeout := o.ReadyTimeout
+	if timeout == 0 {
+		timeout = DefaultReadyTimeout
+	}
+	if err := d.awaitReady(ctx, timeout); err != nil {
+		code := -1
+		select {
+		case <-d.exited:
+			code = d.cmd.ProcessState.ExitCode()
+		default:
+			d.Kill()
+		}
+		return nil, &StartError{ExitCode: code, Log: d.Log(), Err: err}
+	}
+	d.ReadyIn = time.Since(began)
+	return d, nil
+}
+
+// Launch is Start without waiting: the process may not serve yet, or end at once. The data directory must exist.
+func Launch(o Options) (*Daemon, error) {
 	addrs, err := freeAddrs(2)
 	if err != nil {
 		return nil, err
 	}
-	d := &Daemon{ClientAddr: addrs[0], AdminAddr: addrs[1], DataDir: o.DataDir, exited: make(chan struct{})}
+	d := &Daemon{ClientAddr: cmp.Or(o.ClientAddr, addrs[0]), AdminAddr: cmp.Or(o.AdminAddr, addrs[1]), DataDir: o.DataDir, exited: make(chan struct{})}
 	config, err := d.writeConfig(&o)
 	if err != nil {
 		return nil, err
@@ -129,7 +156,6 @@ func start(ctx context.Context, o Options) (*Daemon, error) {
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.Env = append(os.Environ(), o.Env...)
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	began := time.Now()
 	if err := d.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", o.Binary, err)
 	}
@@ -137,21 +163,6 @@ func start(ctx context.Context, o Options) (*Daemon, error) {
 		d.exitErr = d.cmd.Wait()
 		close(d.exited)
 	}()
-	timeout := o.ReadyTimeout
-	if timeout == 0 {
-		timeout = DefaultReadyTimeout
-	}
-	if err := d.awaitReady(ctx, timeout); err != nil {
-		code := -1
-		select {
-		case <-d.exited:
-			code = d.cmd.ProcessState.ExitCode()
-		default:
-			d.Kill()
-		}
-		return nil, &StartError{ExitCode: code, Log: d.Log(), Err: err}
-	}
-	d.ReadyIn = time.Since(began)
 	return d, nil
 }
 
@@ -173,7 +184,6 @@ func (d *Daemon) writeConfig(o *Options) (path string, err error) {
 }
 
 func (d *Daemon) awaitReady(ctx context.Context, timeout time.Duration) error {
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	deadline := time.Now().Add(timeout)
 	state := "no answer on " + d.AdminAddr
 	for time.Now().Before(deadline) {
@@ -184,19 +194,38 @@ func (d *Daemon) awaitReady(ctx context.Context, timeout time.Duration) error {
 			return ctx.Err()
 		case <-time.After(readyPoll):
 		}
-		resp, err := client.Get("http://" + d.AdminAddr + "/healthz")
-		if err != nil {
-			continue
-		}
-		body, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		resp.Body.Close()
-		if resp.StatusCode == http.StatusOK {
+		switch ok, text, err := d.Health(); {
+		case err != nil:
+		case ok:
 			return nil
+		default:
+			state = "healthz says " + text
 		}
-		state = fmt.Sprintf("healthz says %d %s", resp.StatusCode, body)
 	}
 	return fmt.Errorf("not ready after %v: %s", timeout, state)
 }
+
+// healthClient gives up on a process that doesn't answer, such as a stopped one.
+var healthClient = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// Health asks /healthz, for 2 s at most. An error is no answer.
+func (d *Daemon) Health() (ok bool, state string, err error) {
+	resp, err := healthClient.Get("http://" + d.AdminAddr + "/healthz")
+	if err != nil {
+		return false, "", err
+	}
+	defer resp.Body.Close()
+	var h struct {
+		State string `json:"state"`
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 4<<10)).Decode(&h); err != nil {
+		return false, "", fmt.Errorf("%s: %w", d.AdminAddr, err)
+	}
+	return resp.StatusCode == http.StatusOK, h.State, nil
+}
+
+// Signal sends a signal, such as SIGSTOP, to the process.
+func (d *Daemon) Signal(s syscall.Signal) error { return d.cmd.Process.Signal(s) }
 
 // PID returns the process id.
 func (d *Daemon) PID() int { return d.cmd.Process.Pid }

@@ -23,7 +23,7 @@ type node struct {
 	leads   bool
 	cutOff  bool
 	frozen  chan struct{} // closed when it thaws; nil while it is not frozen
-	token   string // required if it isn't empty
+	token   string        // required if it isn't empty
 	hint    *string
 	seen    int // CONNECTs
 }
