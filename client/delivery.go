@@ -58,7 +58,7 @@ func (k *Consumer) finish(m *Message, op protocol.Op, reason protocol.NackReason
 		return ErrDeliveryEnded
 	}
 	k.request(answer{m: m, op: op, reason: reason, waiter: waiter})
-	k.end(m, op == protocol.OpAck || reason == protocol.NackReject)
+	k.end(m, op == protocol.OpAck || reason == protocol.NackReject || k.opts.Broadcast)
 	k.settleRevoke(m.part)
 	return nil
 }

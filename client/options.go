@@ -171,7 +171,10 @@ type ConsumerOptions struct {
 	// existing group must have the same ones, or joining it is refused with protocol.CodeGroupExistsMismatch. Empty sends
 	// none, which takes the group as it is.
 	GroupSettings []byte
-	// Broadcast gives every member of the group every partition.
+	// Broadcast gives every member of the group every partition, and each a position of its own: it begins where Start says
+	// and belongs to this Consumer as long as it is a member, across lost connections and restarts of the broker. A message is
+	// not tried again: what a handler returns an error for is given up, and moves to no dead-letter topic. A group is a
+	// broadcast group or none for all of its members, or joining it is refused with protocol.CodeGroupExistsMismatch.
 	Broadcast bool
 	// OnAssign is called when the member has got a partition, before the first message of it is handed out; OnRevoke when it
 	// gives one up: after its last message has ended and before another member can have it. lost says that others may have

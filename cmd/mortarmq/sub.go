@@ -16,6 +16,7 @@ type subOptions struct {
 	topic, group string
 	count        uint64
 	exitEmpty    bool
+	broadcast    bool
 	from         string
 	format       string
 	formatGiven  bool
@@ -48,6 +49,7 @@ run no message is printed twice. SIGINT and SIGTERM write out and acknowledge wh
 code is then 0.
 
 A group has at most as many members at work as the topic has partitions; further ones wait until one leaves, and say so.
+With --broadcast every member gets every message, from where it joined (--from) on; the group keeps nothing for the next run.
 
 Formats: value (the bytes of the value and a newline), json (an object per line; key_base64 and value_base64 where the bytes
 are not UTF-8), or a template with these in it:
@@ -57,11 +59,12 @@ are not UTF-8), or a template with these in it:
   \n newline         \t tab             \r carriage return \0 NUL             \\ backslash
 A template is printed as it is: end it with \n for lines. --json is --format json.
 
---exit-empty ends when the group has acknowledged everything that was committed in the topic at the start. It asks the
+--exit-empty ends when the group (each member, with --broadcast) has acknowledged everything that was committed in the topic at the start. It asks the
 broker's admin interface (--admin) how far that is.`,
 		Example: `  mortarmq sub orders --group billing
   mortarmq sub lines --group copy --exit-empty > words.txt
-  mortarmq sub events --group look --from latest --format '%p %s %k=%v\n'`,
+  mortarmq sub events --group look --from latest --format '%p %s %k=%v\n'
+  mortarmq sub prices --group tickers --broadcast --from latest`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeTopics,
 	}
@@ -69,7 +72,8 @@ broker's admin interface (--admin) how far that is.`,
 	f.StringVar(&o.group, "group", "", "consumer group; created if it is new (required)")
 	f.Uint64Var(&o.count, "count", 0, "end after this many messages; 0 goes on")
 	f.BoolVar(&o.exitEmpty, "exit-empty", false, "end when the group has acknowledged all that was there at the start")
-	f.StringVar(&o.from, "from", "earliest", "where a new group starts: earliest or latest")
+	f.StringVar(&o.from, "from", "earliest", "where a new group starts, with --broadcast this member: earliest or latest")
+	f.BoolVar(&o.broadcast, "broadcast", false, "get every message, whoever else is in the group: it must be a broadcast group, or new")
 	f.StringVar(&o.format, "format", "value", "value, json or a template")
 	a.completeFlag(c, "group", a.groupNames)
 	a.completeFlag(c, "from", choices("earliest", "latest"))
@@ -82,7 +86,7 @@ broker's admin interface (--admin) how far that is.`,
 }
 
 func (o *subOptions) consumerOptions() (client.ConsumerOptions, error) {
-	opts := client.ConsumerOptions{CreditCount: subCreditMessages, CreditBytes: subCreditBytes}
+	opts := client.ConsumerOptions{CreditCount: subCreditMessages, CreditBytes: subCreditBytes, Broadcast: o.broadcast}
 	switch o.from {
 	case "earliest":
 	case "latest":

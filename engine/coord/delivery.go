@@ -72,17 +72,6 @@ type deliveryDeps struct {
 	tailBytes int64
 }
 
-// groupDelivery is what delivery knows of a group.
-type groupDelivery struct {
-	id, topic uint16
-	opts      *ledger.Options
-	readers   []*reader // by partition
-	recorded  int       // of readers, how many at their start were found to have their START on record
-	letters   letterBox
-	// owners are the consumers that have partitions, by ownership epoch.
-	owners map[uint64]*consumer
-}
-
 // newDelivery makes the delivery of a coordinator whose options, log and placement are set.
 func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 	d := &delivery{
@@ -128,14 +117,14 @@ func (d *delivery) recovered() error {
 	for _, l := range d.ledgers {
 		for _, cur := range slices.Clone(l.book.Cursors()) {
 			if d.readerOf(cur.Key()) == nil {
-				l.book.Forget(cur) // its group was deleted, and the broker died before the ledger knew
+				l.book.Forget(cur) // its group or member is gone, and the broker died before the ledger knew
 			}
 		}
 		l.book.Restore(d.c.now, d.c.wallMs, &l.fx)
 		d.effects(l)
 	}
 	for _, g := range d.groups {
-		for _, rd := range g.readers {
+		for rd := range g.readers() {
 			rd.cur.Committed(sequence(rd.part.last))
 			if s := rd.cur.Stats(); s.Last > sequence(rd.part.last) {
 				d.log.Error("a group's cursor is beyond the end of its partition: messages are missing there; what is published from now on is delivered from the cursor on",
@@ -147,111 +136,18 @@ func (d *delivery) recovered() error {
 	return nil
 }
 
-// groupCreated implements deliverer.
-func (d *delivery) groupCreated(group, topic uint16, policy protocol.StartPolicy) {
-	if d.groups[group] != nil {
-		return
-	}
-	if g := d.deps.meta().Group(group); g != nil {
-		d.openGroup(g)
-	}
-}
-
-// openGroup makes a group's readers. A cursor that the ledger does not have starts where the policy says: it is new, or
-// the broker died between the group's creation and its START, when nothing can have been delivered yet.
-func (d *delivery) openGroup(m *metadata.Group) {
-	t, ok := d.c.Registry().Topic(m.Topic)
-	if !ok {
-		d.log.Error("a group's topic is missing, it is not served", slog.Int("group", int(m.ID)), slog.Int("topic", int(m.Topic)))
-		return
-	}
-	opts := d.ledgerOptions(&m.Settings)
-	g := &groupDelivery{
-		id: m.ID, topic: m.Topic, opts: &opts, letters: letterBox{name: protocol.DLQPrefix + m.Name}, owners: make(map[uint64]*consumer),
-	}
-	d.groups[m.ID] = g
-	for i := range t.Partitions {
-		p := d.partition(m.Topic, i)
-		rd := &reader{part: p, ledger: d.ledgers[p.journal], group: g}
-		k := ledger.Key{Group: m.ID, Topic: m.Topic, Partition: i}
-		if rd.cur = rd.ledger.book.Cursor(k); rd.cur != nil {
-			rd.cur.Configure(g.opts)
-		} else {
-			floor := max(p.first, 1) - 1
-			if m.Policy == protocol.StartLatest {
-				floor = p.last
-			}
-			rd.cur = rd.ledger.book.Open(k, g.opts, sequence(floor))
-			rd.cur.Committed(sequence(p.last))
-		}
-		g.readers = append(g.readers, rd)
-		p.addReader(rd)
-	}
-}
-
-// ledgerOptions are a group's delivery settings; what they leave open is the broker's.
-func (d *delivery) ledgerOptions(s *metadata.GroupSettings) ledger.Options {
-	o := ledger.DefaultOptions()
-	o.Lease, o.Ordered, o.MaxAttempts = d.c.opts.DeliveryLease, s.Ordered, s.Attempts(d.c.opts.DeliveryMaxAttempts)
-	if s.Lease > 0 {
-		o.Lease = s.Lease
-	}
-	if delays := s.RetryDelays(); delays != nil {
-		o.Fixed(delays)
-	}
-	return o
-}
-
-// groupConfigured implements deliverer.
-func (d *delivery) groupConfigured(group uint16) {
-	g, m := d.groups[group], d.deps.meta().Group(group)
-	if g == nil || m == nil {
-		return
-	}
-	// The cursors hold on to their options, so these are others.
-	opts := d.ledgerOptions(&m.Settings)
-	g.opts = &opts
-	for _, rd := range g.readers {
-		rd.cur.Configure(g.opts)
-		d.wake(rd)
-	}
-}
-
-// groupDeleted implements deliverer.
-func (d *delivery) groupDeleted(group uint16) {
-	g := d.groups[group]
-	if g == nil {
-		return
-	}
-	delete(d.groups, group)
-	for _, rd := range g.readers {
-		d.detach(rd, true)
-		d.abandon(rd)
-		rd.part.settled = add(rd.part.settled, rd.cur.Stats().Run)
-		rd.ledger.book.Forget(rd.cur)
-		rd.part.removeReader(rd)
-	}
-}
-
 // topicDeleted implements deliverer.
 func (d *delivery) topicDeleted(topic uint16) {
 	delete(d.parts, topic) // its rounds leave the tail in their turn
 }
 
-// readerOf returns the reader that a cursor belongs to, nil if its group is gone.
-func (d *delivery) readerOf(k ledger.Key) *reader { return d.reader(k.Group, k.Topic, k.Partition) }
-
-func (d *delivery) reader(group, topic, partition uint16) *reader {
-	g := d.groups[group]
-	if g == nil || g.topic != topic || int(partition) >= len(g.readers) {
-		return nil
-	}
-	return g.readers[partition]
-}
-
 // openSub implements deliverer.
 func (d *delivery) openSub(s *subscription) {
-	s.consumer = &consumer{sub: s, group: d.groups[s.group], credit: newCredit(s.windowCount, s.windowBytes)}
+	g := d.groups[s.group]
+	s.consumer = &consumer{sub: s, group: g, credit: newCredit(s.windowCount, s.windowBytes)}
+	if g != nil {
+		s.consumer.set = g.set(s.member)
+	}
 }
 
 // closeSub implements deliverer.
@@ -271,14 +167,14 @@ func (d *delivery) closeSub(s *subscription, graceful bool) {
 
 // own implements deliverer.
 func (d *delivery) own(s *subscription, partition uint16, ownershipEpoch uint64) {
-	rd := d.reader(s.group, s.topic, partition)
-	if rd == nil || s.consumer == nil || s.consumer.sub == nil {
+	con := s.consumer
+	if con == nil || con.sub == nil || con.set == nil || int(partition) >= len(con.set.readers) {
 		return
 	}
+	rd := con.set.readers[partition]
 	if rd.con != nil {
 		d.detach(rd, true)
 	}
-	con := s.consumer
 	rd.con, rd.epoch, rd.draining = con, ownershipEpoch, false
 	rd.at = len(con.readers)
 	con.readers = append(con.readers, rd)
@@ -288,27 +184,28 @@ func (d *delivery) own(s *subscription, partition uint16, ownershipEpoch uint64)
 }
 
 // drain implements deliverer.
-func (d *delivery) drain(group, topic, partition uint16, ownershipEpoch uint64) {
-	if rd := d.reader(group, topic, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
+func (d *delivery) drain(group uint16, member uint64, partition uint16, ownershipEpoch uint64) {
+	if rd := d.reader(group, member, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
 		rd.draining = true
 		rd.con.unready(rd)
 	}
 }
 
 // disown implements deliverer.
-func (d *delivery) disown(group, topic, partition uint16, ownershipEpoch uint64, graceful bool) {
-	if rd := d.reader(group, topic, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
+func (d *delivery) disown(group uint16, member uint64, partition uint16, ownershipEpoch uint64, graceful bool) {
+	if rd := d.reader(group, member, partition); rd != nil && rd.con != nil && rd.epoch == ownershipEpoch {
 		d.detach(rd, graceful)
 	}
 }
 
-// detach takes a partition from its owner.
+// detach takes a partition from its owner. A member of a broadcast group that has lost its connection has not failed at
+// what it had in flight: with one attempt for each message it would lose that, although it may come back.
 func (d *delivery) detach(rd *reader, graceful bool) {
 	con := rd.con
 	if con == nil {
 		return
 	}
-	if graceful || d.c.stopping.Load() {
+	if graceful || rd.group.broadcast || d.c.stopping.Load() {
 		rd.cur.Return()
 	} else {
 		rd.cur.Lost(d.c.now)
@@ -319,7 +216,9 @@ func (d *delivery) detach(rd *reader, graceful bool) {
 	con.readers[len(con.readers)-1] = nil
 	con.readers = con.readers[:len(con.readers)-1]
 	con.unready(rd)
-	delete(rd.group.owners, rd.epoch)
+	if rd.group.owners[rd.epoch] == con { // the partitions of a member of a broadcast group have one epoch
+		delete(rd.group.owners, rd.epoch)
+	}
 	rd.con, rd.draining, rd.reported, rd.sample = nil, false, 0, sample{}
 	d.dropCold(rd)
 }
@@ -401,7 +300,7 @@ func (d *delivery) close() {
 		}
 	}
 	for _, g := range d.groups {
-		for _, rd := range g.readers {
+		for rd := range g.readers() {
 			d.dropCold(rd)
 		}
 	}

@@ -40,7 +40,7 @@ func TestDelivery_LedgerIsBoundedByWhatIsOpen(t *testing.T) {
 					continue
 				}
 				cl.ack(&protocol.Msg{SubscriptionID: s.id, TopicID: rigTopic, Sequence: uint64(seq),
-					DeliveryID: uint64(rigEpoch)<<(64-deliveryIDEpochBits) | uint64(seq), OwnershipEpoch: r.d.groups[rigGroup].readers[0].epoch}, 0)
+					DeliveryID: uint64(rigEpoch)<<(64-deliveryIDEpochBits) | uint64(seq), OwnershipEpoch: r.d.groups[rigGroup].sets[0].readers[0].epoch}, 0)
 			}
 			r.turn()
 			r.commit()

@@ -13,6 +13,7 @@ const maxWaitingPulls = 2
 type consumer struct {
 	sub    *subscription // nil once it is closed
 	group  *groupDelivery
+	set    *readerSet // those that its member may own
 	credit credit
 	// readers are the partitions it owns; ready are those of them that may have something to deliver, short those whose next
 	// message is larger than the available credit.

@@ -30,7 +30,7 @@ func (d *delivery) failed(code protocol.ErrorCode, text string) {
 		return
 	}
 	for _, g := range d.groups {
-		for _, rd := range g.readers {
+		for rd := range g.readers() {
 			for _, l := range rd.letters {
 				d.answerLetter(l, code, text)
 			}

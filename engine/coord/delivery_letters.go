@@ -123,6 +123,11 @@ func (d *delivery) exhausted(e *ledger.Exhausted) {
 	if rd == nil {
 		return
 	}
+	if rd.group.broadcast {
+		// The other members have it, and there is no second attempt: nobody is served by a letter for each of them.
+		e.Cursor.Drop(e.Sequence)
+		return
+	}
 	if rd.part.letters {
 		// A dead letter that nobody wants either: another letter of it would only go round in circles.
 		if e.Cursor.Drop(e.Sequence) {

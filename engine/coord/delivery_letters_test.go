@@ -326,7 +326,7 @@ func TestLetters_WorkIsBounded(t *testing.T) {
 	if n := len(r.letterTexts()); n != 2000 {
 		t.Fatalf("%d letters of 2000", n)
 	}
-	if c := r.d.groups[rigGroup].readers[0].cur; c.Floor() != ledger.Sequence(2000) {
+	if c := r.d.groups[rigGroup].sets[0].readers[0].cur; c.Floor() != ledger.Sequence(2000) {
 		t.Fatalf("floor %d", c.Floor())
 	}
 }

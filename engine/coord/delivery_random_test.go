@@ -186,7 +186,7 @@ func (w *deliveryRun) drain() {
 		w.settle(c)
 		left := 0
 		for p, records := range w.store.records {
-			left += len(records) - int(w.d.groups[rigGroup].readers[p].cur.Floor())
+			left += len(records) - int(w.d.groups[rigGroup].sets[0].readers[p].cur.Floor())
 		}
 		if left == 0 {
 			return

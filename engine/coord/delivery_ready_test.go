@@ -66,7 +66,7 @@ func TestDelivery_SmallMessagesOfOtherPartitionsPassALargeOne(t *testing.T) {
 		t.Fatalf("got %+v, pushed %+v", m, cl.errs)
 	}
 	// One that is taken away meanwhile is not waited for.
-	r.d.disown(rigGroup, rigTopic, 1, s.consumer.readers[slices.IndexFunc(s.consumer.readers, func(rd *reader) bool { return rd.part.id == 1 })].epoch, true)
+	r.d.disown(rigGroup, 0, 1, s.consumer.readers[slices.IndexFunc(s.consumer.readers, func(rd *reader) bool { return rd.part.id == 1 })].epoch, true)
 	if n := len(s.consumer.short); n != 0 {
 		t.Fatalf("%d partitions wait for credit", n)
 	}

@@ -62,11 +62,11 @@ func (d *delivery) readerFor(r *Request, con *consumer, topic, partition uint16)
 		d.c.answerErr(r.Client, r.Req, r.Op, protocol.CodeUnknownDelivery, "the subscription is for another topic: nothing was changed")
 		return nil
 	}
-	if con.group == nil || int(partition) >= len(con.group.readers) {
+	if con.set == nil || int(partition) >= len(con.set.readers) {
 		d.c.answerErr(r.Client, r.Req, r.Op, protocol.CodeUnknownPartition, "")
 		return nil
 	}
-	rd := con.group.readers[partition]
+	rd := con.set.readers[partition]
 	if rd.ledger.err != nil {
 		d.c.answerErr(r.Client, r.Req, r.Op, protocol.CodeInternal, "")
 		return nil

@@ -35,22 +35,27 @@ func (d *delivery) reset(group uint16, to protocol.Reset, done func([]protocol.R
 	case g == nil:
 		done(nil, fmt.Errorf("the group is not served, see the broker's log: %w", protocol.CodeInternal))
 		return
-	case to.Partition != protocol.AnyPartition && int(to.Partition) >= len(g.readers):
-		done(nil, fmt.Errorf("the topic has %d partitions, none is number %d: %w", len(g.readers), to.Partition, protocol.CodeUnknownPartition))
+	case g.broadcast:
+		done(nil, fmt.Errorf("a broadcast group has no positions of its own: each member begins where its SUB says: %w", protocol.CodeGroupExistsMismatch))
 		return
+	}
+	readers := g.sets[0].readers
+	if to.Partition != protocol.AnyPartition {
+		if int(to.Partition) >= len(readers) {
+			done(nil, fmt.Errorf("the topic has %d partitions, none is number %d: %w", len(readers), to.Partition, protocol.CodeUnknownPartition))
+			return
+		}
+		readers = readers[to.Partition : to.Partition+1]
 	}
 	if d.resetting >= maxResets {
 		done(nil, fmt.Errorf("%d resets are under way: try again later: %w", maxResets, protocol.CodeBackpressure))
 		return
 	}
 	d.resetting++
-	rs := &reset{g: g, to: to, readers: g.readers, done: func(p []protocol.ResetPosition, err error) {
+	rs := &reset{g: g, to: to, readers: readers, done: func(p []protocol.ResetPosition, err error) {
 		d.resetting--
 		done(p, err)
 	}}
-	if to.Partition != protocol.AnyPartition {
-		rs.readers = g.readers[to.Partition : to.Partition+1]
-	}
 	rs.positions = make([]protocol.ResetPosition, len(rs.readers))
 	for i, rd := range rs.readers {
 		if rd.ledger.err != nil {

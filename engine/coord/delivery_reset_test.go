@@ -109,7 +109,7 @@ func TestReset_GoesOnWhereItIsTold(t *testing.T) {
 			for _, p := range tc.want {
 				floors[p.Partition] = p.To
 			}
-			for i, rd := range r.d.groups[rigGroup].readers {
+			for i, rd := range r.d.groups[rigGroup].sets[0].readers {
 				if want, moved := floors[uint16(i)]; moved && uint64(rd.cur.Floor()) != want {
 					t.Fatalf("after a restart partition %d is at %d, want %d", i, rd.cur.Floor(), want)
 				}

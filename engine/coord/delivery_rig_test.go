@@ -353,7 +353,7 @@ func (r *rig) subscribe(group uint16, stream bool, adjust func(*subscription)) (
 		r.t.Fatal("no room for a subscription")
 	}
 	r.d.openSub(s)
-	for i := range r.d.groups[group].readers {
+	for i := range s.consumer.set.readers {
 		r.d.own(s, uint16(i), r.handle*100+uint64(i))
 	}
 	r.turn()

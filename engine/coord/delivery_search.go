@@ -53,8 +53,8 @@ func (d *delivery) searched(g *groupDelivery, chunk *wal.Chunk, err error) {
 		if _, err := e.Decode(rec.Value); err != nil {
 			continue
 		}
-		rd := d.reader(g.id, e.TopicID, e.Partition)
-		if rd == nil {
+		rd := d.reader(g.id, 0, e.Partition)
+		if rd == nil || rd.part.topic != e.TopicID {
 			continue
 		}
 		if l := rd.letters[ledger.Sequence(e.Sequence)]; l != nil && l.search && rec.Sequence > l.after {

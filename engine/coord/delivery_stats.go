@@ -1,6 +1,8 @@
 package coord
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -63,19 +65,32 @@ func (d *delivery) groupStats(g *GroupStats) {
 	if gd == nil {
 		return
 	}
-	for i, rd := range gd.readers {
-		s := rd.cur.Stats()
-		g.Lag = max(g.Lag, s.Depth)
-		g.InFlight += s.InFlight
-		g.Waiting += s.Unsettled - s.InFlight
-		g.Retries += s.Retried
-		g.Published += uint64(s.Last - s.Start)
-		g.Acknowledged += s.Acked
-		g.Dropped += s.Dropped
-		g.DLQ += s.Buried
-		if i < len(g.Parts) {
-			p := &g.Parts[i]
-			p.AckFloor, p.Lag, p.InFlight = uint64(s.Floor), s.Depth, s.InFlight
+	for n, set := range gd.sets {
+		lag := uint64(0)
+		for i, rd := range set.readers {
+			s := rd.cur.Stats()
+			lag = max(lag, s.Depth)
+			g.InFlight += s.InFlight
+			g.Waiting += s.Unsettled - s.InFlight
+			g.Retries += s.Retried
+			g.Published += uint64(s.Last - s.Start)
+			g.Acknowledged += s.Acked
+			g.Dropped += s.Dropped
+			g.DLQ += s.Buried
+			if i < len(g.Parts) {
+				p := &g.Parts[i]
+				if p.Lag, p.InFlight = max(p.Lag, s.Depth), p.InFlight+s.InFlight; n == 0 || uint64(s.Floor) < p.AckFloor {
+					p.AckFloor = uint64(s.Floor)
+				}
+			}
+		}
+		g.Lag = max(g.Lag, lag)
+		if set.member == 0 {
+			continue
+		}
+		at, ok := slices.BinarySearchFunc(g.Members, set.member, func(m MemberStats, id uint64) int { return cmp.Compare(m.ID, id) })
+		if ok {
+			g.Members[at].Lag = lag
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestDelivery_StreamBringsMessagesInOrderAndAckIsAnsweredWhenDurable(t *test
 	r.commit()
 	cl.wantAnswer(first, nil)
 	cl.wantAnswer(third, nil)
-	cur := r.d.groups[rigGroup].readers[0].cur
+	cur := r.d.groups[rigGroup].sets[0].readers[0].cur
 	if cur.Floor() != 1 {
 		t.Fatalf("floor %d, want 1", cur.Floor())
 	}
@@ -96,9 +96,9 @@ func TestDelivery_RequestsAreCheckedByTheirEpochs(t *testing.T) {
 	}
 
 	// The partition moves to another member: its epoch is not ours.
-	r.d.disown(rigGroup, rigTopic, 1, 101, true)
+	r.d.disown(rigGroup, 0, 1, 101, true)
 	_, s2 := r.subscribe(rigGroup, false, nil)
-	r.d.disown(rigGroup, rigTopic, 0, 200, true)
+	r.d.disown(rigGroup, 0, 0, 200, true)
 	r.d.own(s, 0, 300)
 	_ = s2
 	cl.wantAnswer(pull(func(p *protocol.Pull) { p.OwnershipEpochs = []uint64{201} }), protocol.CodeNotOwner)
@@ -493,7 +493,7 @@ func TestDelivery_CumulativeAckIsOneRangeOnRecord(t *testing.T) {
 	}
 	r.commit()
 	cl.wantAnswer(req, nil)
-	if f := r.d.groups[rigGroup].readers[0].cur.Floor(); f != 200 {
+	if f := r.d.groups[rigGroup].sets[0].readers[0].cur.Floor(); f != 200 {
 		t.Fatalf("floor %d", f)
 	}
 }
@@ -880,10 +880,10 @@ func TestDelivery_DrainedPartitionDeliversNothingNewButTakesAcks(t *testing.T) {
 	cl, _ := r.subscribe(rigGroup, true, nil)
 	r.publish(0, values(1)...)
 	m := cl.want(1)[0]
-	r.d.drain(rigGroup, rigTopic, 0, 99) // somebody else's
+	r.d.drain(rigGroup, 0, 0, 99) // somebody else's
 	r.publish(0, values(1)...)
 	cl.want(1)
-	r.d.drain(rigGroup, rigTopic, 0, 100)
+	r.d.drain(rigGroup, 0, 0, 100)
 	r.publish(0, values(1)...)
 	cl.want(0)
 	r.commit()
@@ -891,7 +891,7 @@ func TestDelivery_DrainedPartitionDeliversNothingNewButTakesAcks(t *testing.T) {
 	r.turn()
 	r.commit()
 	cl.wantAnswer(req, nil)
-	r.d.disown(rigGroup, rigTopic, 0, 100, true)
+	r.d.disown(rigGroup, 0, 0, 100, true)
 	next, _ := r.subscribe(rigGroup, true, nil)
 	if ms := next.want(2); ms[0].Sequence != 2 || ms[0].Attempt != 1 {
 		t.Fatalf("the next owner got %+v", ms[0])
@@ -1058,7 +1058,7 @@ func TestDelivery_DeliverAndAckDoNotAllocate(t *testing.T) {
 	cl, s := r.subscribe(rigGroup, true, func(s *subscription) { s.windowCount, s.windowBytes = 65535, maxCreditBytes })
 	const n = 500
 	cl.counting = true
-	rd := r.d.groups[rigGroup].readers[0]
+	rd := r.d.groups[rigGroup].sets[0].readers[0]
 	run := wal.TestRun{Stream: wal.StreamID{Kind: wal.Messages, Topic: rigTopic}, Records: make([]wal.Record, n)}
 	for i := range run.Records {
 		run.Records[i].Value = make([]byte, 100)

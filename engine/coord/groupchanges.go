@@ -13,7 +13,8 @@ type groupChanges struct {
 	// waiting holds, by group, what goes on when the change of that group in flight is committed, or has failed (err). The
 	// key is there as long as the change is, so there is one at a time.
 	waiting map[groupKey][]func(err error)
-	// creating counts proposed groups, which have their ids already, and assignments their partitions.
+	// creating counts proposed groups, which have their ids already, and assignments their cursors and those of members of
+	// broadcast groups that are joining.
 	creating    int
 	assignments int
 }
@@ -30,8 +31,9 @@ type groupKey struct {
 type groupWish struct {
 	name   string
 	policy protocol.StartPolicy
-	// settings are nil where it names none.
-	settings *metadata.GroupSettings
+	// settings are nil where it names none. broadcast: the group must be a broadcast one, or must not, whatever they are.
+	settings  *metadata.GroupSettings
+	broadcast bool
 }
 
 // afterChange has do called after the change of a group that is in flight; false: there is none.
@@ -77,10 +79,13 @@ func (c *Coordinator) createGroup(key groupKey, w *groupWish, done func(err erro
 		return err
 	}
 	m := &metadata.GroupCreated{Group: c.meta.LastGroup() + uint16(changes.creating) + 1, Topic: key.topic, Policy: w.policy, Name: key.name}
-	if w.settings != nil {
+	if m.Settings.Broadcast = w.broadcast; w.settings != nil {
 		m.Settings = *w.settings
 	}
 	partitions := int(c.meta.Topic(key.topic).Partitions)
+	if m.Settings.Broadcast {
+		partitions = 0 // it has cursors when it has members
+	}
 	created := func() error {
 		if c.topics.deleting[m.Topic] {
 			return deletedTopic(m.Topic) // the group is gone with it in a moment
@@ -176,6 +181,7 @@ func (c *Coordinator) groupStarted(id uint16, err error) {
 	for _, s := range waiting {
 		switch {
 		case s.gone:
+			c.freeCursors(s)
 		case err != nil:
 			c.refuseSub(s, err)
 		default:
@@ -202,10 +208,7 @@ func decodeGroup(m *protocol.Declare) (*groupDeclaration, error) {
 		if err != nil {
 			return nil, err
 		}
-		if s.Broadcast {
-			return nil, errNoBroadcast
-		}
-		g.wish.settings = &s
+		g.wish.settings, g.wish.broadcast = &s, s.Broadcast
 	}
 	return g, nil
 }

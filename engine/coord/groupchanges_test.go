@@ -27,7 +27,7 @@ func TestDeclareGroup_CreatesFindsChangesAndDeletes(t *testing.T) {
 		{"lookup of none", "L", "ERR 0x2005", ""},
 		{"update of none", `U{"ordered":true}`, "ERR 0x2005", ""},
 		{"delete of none", "D", "OK DECLARE id=1 parts=2 existed=false", ""},
-		{"broadcast", `{"broadcast":true}`, "ERR 0x2002 broadcast groups are not supported", ""},
+		{"broadcast and ordered", `{"broadcast":true,"ordered":true}`, "ERR 0x2002 group settings: a broadcast group has no retries", ""},
 		{"create", `{"max_attempts":3}`, "OK DECLARE id=1 parts=2 existed=false", "group+ g1 t1 policy=0"},
 		{"again", `{"max_attempts":3}`, "OK DECLARE id=1 parts=2 existed=true", ""},
 		{"other settings", `{"max_attempts":4}`, "ERR 0x2002", ""},
@@ -93,7 +93,7 @@ func TestDeleteGroup_TellsItsMembers(t *testing.T) {
 	b.confirm(c)
 	b.d.take()
 	b.want("delete", b.do(b.client(), declareGroup("t", "g", "", protocol.DeclareFlagDelete)), "OK DECLARE")
-	b.want("delivery", b.d.take(), "disown g1 t1 p0 e1 graceful=true; close 1 graceful=true ended=0x2005; group- g1")
+	b.want("delivery", b.d.take(), "disown g1 p0 e1 graceful=true; close 1 graceful=true ended=0x2005; group- g1")
 	b.want("member", b.do(c, heartbeat(1, firstMember, 1, 1, protocol.MemberActive)), "ERR 0x2005 group \"g\" was deleted")
 	b.want("anew", b.do(c, sub("g", 1)), "OK SUB sub=2 member=2000000000001 epochs=1/0")
 }

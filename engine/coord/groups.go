@@ -13,9 +13,10 @@ import (
 
 // groupHost runs the machine of one group.
 type groupHost struct {
-	id    uint16
-	topic uint16
-	m     *group.Machine
+	id        uint16
+	topic     uint16
+	broadcast bool
+	m         *group.Machine
 	// subs are the live subscriptions of its members and joiners, by handle.
 	subs map[uint64]*subscription
 	// deadline is when the machine wants a Tick, index its place in the heap (-1: no deadline).
@@ -35,6 +36,7 @@ type groupHosts struct {
 	// and some that have started, in the order in which they were created.
 	starting   map[uint16][]*subscription
 	startOrder []uint16
+	arrivals   []arrival
 	fx         []group.Effects // free effect lists
 }
 
@@ -86,7 +88,7 @@ func (c *Coordinator) host(g *metadata.Group) {
 	for i, p := range g.Parts {
 		st.Parts[i] = group.PartState{Owner: p.Owner, OwnershipEpoch: p.OwnershipEpoch, Target: p.Target}
 	}
-	h := &groupHost{id: g.ID, topic: g.Topic, subs: make(map[uint64]*subscription), index: -1}
+	h := &groupHost{id: g.ID, topic: g.Topic, broadcast: g.Settings.Broadcast, subs: make(map[uint64]*subscription), index: -1}
 	h.m = group.New(c.now, group.Options{
 		Group: g.ID, Topic: g.Topic, MaxMembers: max(c.opts.MaxMembers, 0), Strategy: strategy(g.Settings.Strategy), Broadcast: g.Settings.Broadcast,
 		MemberBase: uint64(g.ID) << memberBaseShift, NoticeBase: uint64(c.epoch) << noticeBaseShift,
@@ -153,9 +155,9 @@ func (c *Coordinator) effect(h *groupHost, e *group.Effect, fx *group.Effects) {
 			c.delivery.own(s, e.Partition, e.OwnershipEpoch)
 		}
 	case group.Drain:
-		c.delivery.drain(h.id, h.topic, e.Partition, e.OwnershipEpoch)
+		c.delivery.drain(h.id, e.Member, e.Partition, e.OwnershipEpoch)
 	case group.Remove:
-		c.delivery.disown(h.id, h.topic, e.Partition, e.OwnershipEpoch, e.Graceful)
+		c.delivery.disown(h.id, e.Member, e.Partition, e.OwnershipEpoch, e.Graceful)
 	case group.End:
 		if s != nil {
 			c.endSub(s, e.Code, e.Text, e.Graceful)
@@ -185,28 +187,78 @@ func (c *Coordinator) endSub(s *subscription, code protocol.ErrorCode, text stri
 func (c *Coordinator) proposeChanges(h *groupHost, changes []group.Change) bool {
 	h.batch++
 	batch := h.batch
-	committed := func() {
-		if h.batch == batch {
-			c.step(h, &group.Event{Kind: group.Committed})
-		}
-	}
 	refused := func(error) {
 		if h.batch == batch {
 			h.batch++
+			c.notJoined(h, changes)
 			c.step(h, &group.Event{Kind: group.Refused})
 		}
 	}
 	for i := range changes {
-		if err := c.propose(mutation(h.id, &changes[i]), committed, refused); err != nil {
+		ch := &changes[i]
+		committed := func() {
+			if h.batch == batch {
+				c.changeCommitted(h, ch, batch)
+			}
+		}
+		if err := c.propose(mutation(h.id, ch), committed, refused); err != nil {
 			h.batch++ // what is proposed of the batch speaks to nobody
+			c.notJoined(h, changes[:i])
 			if i > 0 {
 				// Half a batch is in the log, which the machine has no state for.
 				c.logHasFailed("it took only part of a change of group membership: " + err.Error())
 			}
 			return false
 		}
+		if h.broadcast && ch.Kind == group.Joined {
+			policy := protocol.StartEarliest
+			if s := c.byHandle[ch.Session]; s != nil {
+				policy = s.policy
+			}
+			c.delivery.memberJoins(h.id, ch.Member, policy)
+		}
 	}
 	return true
+}
+
+// changeCommitted tells a group's machine that a change is in the log. A member of a broadcast group is let in only when it
+// is on record, too, where its cursors begin: if the broker died in between they would begin at another place afterwards.
+func (c *Coordinator) changeCommitted(h *groupHost, ch *group.Change, batch uint64) {
+	if h.broadcast && ch.Kind == group.Joined && !c.delivery.memberStarted(h.id, ch.Member) {
+		c.groups.arrivals = append(c.groups.arrivals, arrival{h, ch, batch})
+		return
+	}
+	c.step(h, &group.Event{Kind: group.Committed})
+}
+
+// arrival is a member of a broadcast group whose joining is committed and whose cursors are not on record yet.
+type arrival struct {
+	h     *groupHost
+	ch    *group.Change
+	batch uint64
+}
+
+// letIn goes on with the members whose cursors are on record by now.
+func (c *Coordinator) letIn() {
+	all := c.groups.arrivals
+	c.groups.arrivals = nil
+	for _, a := range all {
+		if a.h.batch == a.batch {
+			c.changeCommitted(a.h, a.ch, a.batch)
+		}
+	}
+}
+
+// notJoined forgets what was begun for members of a batch that the log refused.
+func (c *Coordinator) notJoined(h *groupHost, changes []group.Change) {
+	if !h.broadcast {
+		return
+	}
+	for i := range changes {
+		if changes[i].Kind == group.Joined {
+			c.delivery.memberGone(h.id, changes[i].Member)
+		}
+	}
 }
 
 func mutation(id uint16, ch *group.Change) metadata.Mutation {

@@ -216,6 +216,9 @@ func (c *Coordinator) round(journal int, r *wal.Round) {
 	if len(c.groups.starting) > 0 {
 		c.startGroups()
 	}
+	if len(c.groups.arrivals) > 0 {
+		c.letIn()
+	}
 	r.Release()
 }
 

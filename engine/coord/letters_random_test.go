@@ -231,7 +231,7 @@ func (w *letterRun) sums() {
 	if g.Published != g.Acknowledged+g.Dropped+g.InFlight+g.Waiting || g.DLQ > g.Dropped || int(g.Dropped) > w.counted {
 		w.fatalf("%+v with %d letters", g, w.counted)
 	}
-	for i, rd := range w.d.groups[rigGroup].readers {
+	for i, rd := range w.d.groups[rigGroup].sets[0].readers {
 		floor := uint64(rd.cur.Floor())
 		if floor < w.floors[i] {
 			w.fatalf("the floor of partition %d went from %d back to %d", i, w.floors[i], floor)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/mortarmq/mortarmq/engine/group"
 	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
@@ -141,6 +142,14 @@ func (c *Coordinator) logHasFailed(reason string) {
 	c.delivery.failed(protocol.CodeReadOnlyDegraded, journalFailed)
 	for id := range c.groups.starting {
 		c.groupStarted(id, c.writable())
+	}
+	arrivals := c.groups.arrivals
+	c.groups.arrivals = nil
+	for _, a := range arrivals {
+		if a.h.batch == a.batch {
+			a.h.batch++
+			c.step(a.h, &group.Event{Kind: group.Refused})
+		}
 	}
 }
 

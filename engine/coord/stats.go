@@ -1,5 +1,7 @@
 package coord
 
+import "time"
+
 // Stats is a picture of the coordinator's state at one moment; nobody changes it afterwards. Topics, groups, members and
 // partitions are sorted by id.
 type Stats struct {
@@ -59,12 +61,14 @@ type GroupStats struct {
 	State           string
 	MembershipEpoch uint32
 	AssignmentEpoch uint32
+	Settings        GroupSettings
 	// Lag is the largest depth of its partitions, InFlight the number of messages under a lease, Waiting that of
 	// messages not delivered yet, waiting for their next attempt or for their dead letter.
 	Lag, InFlight, Waiting uint64
 	// Published is the number of messages behind the position at which the group began, or was set to; of them,
 	// Acknowledged and Dropped are done, and DLQ of the dropped have a dead letter. All are on record and survive restarts:
-	// Published = Acknowledged + Dropped + InFlight + Waiting at any moment.
+	// Published = Acknowledged + Dropped + InFlight + Waiting at any moment. In a broadcast group they are the sums over its
+	// present members, each of which has every message for itself.
 	Published, Acknowledged, Dropped, DLQ uint64
 	// Retries counts redeliveries since the broker's start.
 	Retries uint64
@@ -80,12 +84,29 @@ type MemberStats struct {
 	// AssignmentEpoch is that of the group's target, InstalledEpoch what the member has confirmed.
 	AssignmentEpoch uint32
 	InstalledEpoch  uint32
-	// OwnershipEpoch is the highest of the partitions it owns, 0 without any; Lag the largest depth of them.
+	// OwnershipEpoch is the highest of the partitions it owns, 0 without any; Lag the largest depth of them. A member of a
+	// broadcast group owns all of them.
 	OwnershipEpoch uint64
 	Lag            uint64
 }
 
-// GroupPartitionStats describes one partition for one group. Member is 0 where nobody owns it.
+// GroupSettings are the settings that apply to a group, its own or the broker's.
+type GroupSettings struct {
+	// Strategy is "sticky", "averagely" or "circle", Retry "exponential", "rocketmq" or "list"; both are empty in a broadcast
+	// group, which has neither.
+	Strategy, Retry    string
+	Broadcast, Ordered bool
+	// StartLatest: it began behind the newest messages, and not with the oldest ones.
+	StartLatest bool
+	// MaxAttempts is how many attempts a message gets, 0 for no maximum, RetryDelays the time before the second, third, ...
+	// of them; the last one repeats. Exponential ones get some jitter.
+	MaxAttempts int
+	RetryDelays []time.Duration
+	Lease       time.Duration
+}
+
+// GroupPartitionStats describes one partition for one group. Member is 0 where nobody owns it. In a broadcast group, where
+// every member does, AckFloor is the lowest, Lag the largest of the members', and InFlight their sum.
 type GroupPartitionStats struct {
 	Member         uint64
 	OwnershipEpoch uint64

@@ -1,7 +1,9 @@
 package coord
 
 import (
+	"github.com/mortarmq/mortarmq/engine/ledger"
 	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/protocol"
 )
 
 // statistics takes the picture that Stats promises.
@@ -53,6 +55,7 @@ func (c *Coordinator) groupStats(g *metadata.Group, h *groupHost) GroupStats {
 		Parts: make([]GroupPartitionStats, len(g.Parts)),
 	}
 	gs.MembershipEpoch, gs.AssignmentEpoch = h.m.Epochs()
+	gs.Settings = c.groupSettings(g)
 	for i, p := range h.m.Parts() {
 		gs.Parts[i] = GroupPartitionStats{Member: p.Owner, OwnershipEpoch: p.OwnershipEpoch, Installed: p.Installed}
 	}
@@ -67,16 +70,42 @@ func (c *Coordinator) groupStats(g *metadata.Group, h *groupHost) GroupStats {
 	default:
 		gs.State = "rebalancing"
 	}
-	c.delivery.groupStats(&gs)
-	for _, m := range members {
+	at := make(map[uint64]int, len(members))
+	for i, m := range members {
+		at[m.ID] = i
 		ms := MemberStats{ID: m.ID, Connected: m.Connected, AssignmentEpoch: gs.AssignmentEpoch, InstalledEpoch: m.InstalledEpoch}
-		for _, p := range gs.Parts {
-			if p.Member == m.ID {
-				ms.Lag = max(ms.Lag, p.Lag)
-				ms.OwnershipEpoch = max(ms.OwnershipEpoch, p.OwnershipEpoch)
-			}
+		if h.broadcast {
+			ms.OwnershipEpoch = uint64(m.JoinEpoch)
 		}
 		gs.Members = append(gs.Members, ms)
 	}
+	c.delivery.groupStats(&gs)
+	for _, p := range gs.Parts {
+		if i, ok := at[p.Member]; ok {
+			ms := &gs.Members[i]
+			ms.Lag, ms.OwnershipEpoch = max(ms.Lag, p.Lag), max(ms.OwnershipEpoch, p.OwnershipEpoch)
+		}
+	}
 	return gs
+}
+
+// groupSettings are a group's settings with the broker's in the places of those that it leaves open.
+func (c *Coordinator) groupSettings(g *metadata.Group) GroupSettings {
+	s := &g.Settings
+	v := GroupSettings{
+		Strategy: s.Strategy.String(), Broadcast: s.Broadcast, Ordered: s.Ordered, MaxAttempts: s.Attempts(c.opts.DeliveryMaxAttempts),
+		Lease: c.opts.DeliveryLease, Retry: s.Retry.String(), StartLatest: g.Policy == protocol.StartLatest,
+	}
+	if s.Broadcast {
+		v.Strategy, v.Retry = "", ""
+		return v
+	}
+	if s.Lease > 0 {
+		v.Lease = s.Lease
+	}
+	o := ledger.DefaultOptions()
+	if v.RetryDelays = s.RetryDelays(); v.RetryDelays == nil {
+		v.RetryDelays = o.Backoff
+	}
+	return v
 }

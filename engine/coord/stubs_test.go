@@ -1,6 +1,7 @@
 package coord
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,6 +19,7 @@ type stubClient struct {
 	id      uint64
 	answers map[uint64]string // rendered, by request
 	pushed  []protocol.Notice
+	msgs    []protocol.Msg
 	order   []string // answers and notices as they came
 	flushes int
 	shut    protocol.ErrorCode
@@ -43,7 +45,15 @@ func (c *stubClient) Push(frames []byte) {
 		if err != nil {
 			panic(err)
 		}
-		if frames = frames[n:]; op != protocol.OpNotice {
+		frames = frames[n:]
+		if op == protocol.OpMsg {
+			var m protocol.Msg
+			if err := m.Decode(bytes.Clone(payload)); err != nil {
+				panic(err)
+			}
+			c.msgs = append(c.msgs, m)
+		}
+		if op != protocol.OpNotice {
 			c.order = append(c.order, op.String())
 			continue
 		}
@@ -166,18 +176,24 @@ func (d *stubDelivery) closeSub(s *subscription, graceful bool) {
 	d.say("close %d graceful=%t ended=0x%04X", s.id, graceful, uint16(s.ended))
 }
 func (d *stubDelivery) own(s *subscription, p uint16, e uint64) { d.say("own %d p%d e%d", s.id, p, e) }
-func (d *stubDelivery) drain(g, t, p uint16, e uint64)          { d.say("drain g%d t%d p%d e%d", g, t, p, e) }
-func (d *stubDelivery) disown(g, t, p uint16, e uint64, graceful bool) {
-	d.say("disown g%d t%d p%d e%d graceful=%t", g, t, p, e, graceful)
+func (d *stubDelivery) drain(g uint16, _ uint64, p uint16, e uint64) {
+	d.say("drain g%d p%d e%d", g, p, e)
+}
+func (d *stubDelivery) disown(g uint16, _ uint64, p uint16, e uint64, graceful bool) {
+	d.say("disown g%d p%d e%d graceful=%t", g, p, e, graceful)
 }
 func (d *stubDelivery) groupCreated(g, t uint16, p protocol.StartPolicy) {
 	d.say("group+ g%d t%d policy=%d", g, t, p)
 }
-func (d *stubDelivery) memberGone(g uint16, m uint64) { d.say("member- g%d m%x", g, m) }
-func (d *stubDelivery) groupStarted(uint16) bool      { return !d.starting }
-func (d *stubDelivery) groupDeleted(g uint16)         { d.say("group- g%d", g) }
-func (d *stubDelivery) topicDeleted(t uint16)         { d.say("topic- t%d", t) }
-func (d *stubDelivery) groupConfigured(g uint16)      { d.say("group= g%d", g) }
+func (d *stubDelivery) memberJoins(g uint16, m uint64, p protocol.StartPolicy) {
+	d.say("member+ g%d m%x policy=%d", g, m, p)
+}
+func (d *stubDelivery) memberStarted(uint16, uint64) bool { return !d.starting }
+func (d *stubDelivery) memberGone(g uint16, m uint64)     { d.say("member- g%d m%x", g, m) }
+func (d *stubDelivery) groupStarted(uint16) bool          { return !d.starting }
+func (d *stubDelivery) groupDeleted(g uint16)             { d.say("group- g%d", g) }
+func (d *stubDelivery) topicDeleted(t uint16)             { d.say("topic- t%d", t) }
+func (d *stubDelivery) groupConfigured(g uint16)          { d.say("group= g%d", g) }
 func (d *stubDelivery) reset(g uint16, _ protocol.Reset, done func([]protocol.ResetPosition, error)) {
 	d.say("reset g%d", g)
 	done([]protocol.ResetPosition{{Partition: 0, From: 1, To: 2}}, nil)
@@ -222,8 +238,8 @@ type bench struct {
 	ids   uint64
 
 	ledgerSeq wal.Sequence
-	// records are all that was committed, for a restart.
-	records []wal.Record
+	// records are all that was committed, for a restart, ledger what was of the ledger.
+	records, ledger []wal.Record
 }
 
 func newBench(t *testing.T, change ...func(*Options)) *bench {
@@ -301,6 +317,7 @@ func (b *bench) commit() {
 			b.ledgerSeq++
 			events[i].Sequence, events[i].LeaderEpoch = b.ledgerSeq, b.epoch
 		}
+		b.ledger = append(b.ledger, events...)
 		var runs []wal.TestRun
 		if len(events) > 0 {
 			runs = append(runs, wal.TestRun{Stream: wal.StreamID{Kind: wal.Ledger}, Records: events})

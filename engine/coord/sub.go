@@ -88,32 +88,21 @@ func (c *Coordinator) liveTopic(id uint16) error {
 
 // wishOf reads what a SUB says about its group. BROADCAST is a setting like the others, with a flag of its own.
 func wishOf(m *protocol.Sub) (*groupWish, error) {
-	w := &groupWish{name: string(m.Group), policy: m.StartPolicy}
-	broadcast := m.Flags&protocol.SubFlagBroadcast != 0
-	var s metadata.GroupSettings
-	if m.Flags&protocol.SubFlagSettings != 0 {
-		var err error
-		if s, err = metadata.ParseGroupSettings(m.Settings); err != nil {
-			return nil, err
-		}
+	w := &groupWish{name: string(m.Group), policy: m.StartPolicy, broadcast: m.Flags&protocol.SubFlagBroadcast != 0}
+	if m.Flags&protocol.SubFlagSettings == 0 {
+		return w, nil
 	}
-	if broadcast {
-		s.Broadcast = true
-		if err := s.Validate(); err != nil {
-			return nil, err
-		}
+	s, err := metadata.ParseGroupSettings(m.Settings)
+	if err != nil {
+		return nil, err
 	}
-	if s.Broadcast {
-		return nil, errNoBroadcast
+	s.Broadcast = s.Broadcast || w.broadcast
+	if err := s.Validate(); err != nil {
+		return nil, err
 	}
-	if broadcast || m.Flags&protocol.SubFlagSettings != 0 {
-		w.settings = &s
-	}
+	w.settings, w.broadcast = &s, s.Broadcast
 	return w, nil
 }
-
-// errNoBroadcast refuses broadcast groups: delivery has one cursor for each partition of a group, not one for each member.
-var errNoBroadcast = fmt.Errorf("broadcast groups are not supported by this broker: give each consumer a group of its own: %w", protocol.CodeGroupExistsMismatch)
 
 // enroll goes on with a SUB: it creates the group if it is new, and joins.
 func (c *Coordinator) enroll(s *subscription, w *groupWish) error {
@@ -142,15 +131,40 @@ func (c *Coordinator) enroll(s *subscription, w *groupWish) error {
 	case g == nil:
 		return c.createGroup(key, w, again)
 	}
+	if err := g.CheckSameKind(w.broadcast); err != nil {
+		return err
+	}
 	if err := g.CheckSameGroup(w.settings); err != nil {
 		return err
+	}
+	if w.broadcast && s.rejoin == 0 {
+		if err := c.reserveCursors(s, len(g.Parts)); err != nil {
+			return err
+		}
 	}
 	c.joinStarted(s, g.ID)
 	return nil
 }
 
+// reserveCursors counts the cursors that a SUB's member will have, until it is one.
+func (c *Coordinator) reserveCursors(s *subscription, n int) error {
+	if err := c.meta.CheckCursors(n, c.groups.changes.assignments); err != nil {
+		return err
+	}
+	s.cursors = n
+	c.groups.changes.assignments += n
+	return nil
+}
+
+// freeCursors ends the reservation.
+func (c *Coordinator) freeCursors(s *subscription) {
+	c.groups.changes.assignments -= s.cursors
+	s.cursors = 0
+}
+
 // refuseSub ends a SUB that waited.
 func (c *Coordinator) refuseSub(s *subscription, err error) {
+	c.freeCursors(s)
 	c.dropSub(s)
 	c.refuseErr(s.client, s.req, protocol.OpSub, err)
 }
@@ -163,7 +177,7 @@ func (c *Coordinator) newSub(r *Request, m *protocol.Sub) *subscription {
 	c.lastHandle++
 	s := &subscription{
 		client: r.Client, handle: c.lastHandle, topic: m.TopicID, req: r.Req, lastOp: c.now,
-		rejoin:      m.MemberID,
+		rejoin: m.MemberID, policy: m.StartPolicy,
 		stream:      m.Flags&protocol.SubFlagStream != 0,
 		windowCount: uint32(m.CreditCount), windowBytes: min(uint64(m.CreditBytes), maxWindowBytes),
 	}
@@ -207,6 +221,9 @@ func (c *Coordinator) answered(e *group.Effect) {
 	}
 	delete(c.refs, e.Ref)
 	s := p.sub
+	if s != nil {
+		c.freeCursors(s)
+	}
 	switch {
 	case s != nil && s.gone:
 	case e.Code != 0:

@@ -65,8 +65,9 @@ func TestSub_Refusals(t *testing.T) {
 		return m.AppendFrame(nil)
 	}
 	b.want("unknown topic", b.do(c, sub("g", 9)), "ERR 0x0008 topic id 9 does not exist: create the topic first")
-	b.want("broadcast", b.do(c, with(func(m *protocol.Sub) { m.Flags = protocol.SubFlagBroadcast })), "ERR 0x2002 broadcast groups are not supported")
-	b.want("broadcast settings", b.do(c, subWith("g", `{"broadcast":true}`)), "ERR 0x2002")
+	b.want("broadcast settings that make no sense", b.do(c, with(func(m *protocol.Sub) {
+		m.Flags, m.Settings = protocol.SubFlagBroadcast|protocol.SubFlagSettings, []byte(`{"ordered":true}`)
+	})), "ERR 0x2002")
 	b.want("rejoin of nobody", b.do(c, with(func(m *protocol.Sub) { m.Flags, m.MemberID = protocol.SubFlagRejoin, 5 })), "ERR 0x0026")
 	for what, frame := range map[string][]byte{
 		"a partition":  with(func(m *protocol.Sub) { m.Partition = 0 }),
@@ -206,7 +207,7 @@ func TestLeave_IsGraceful(t *testing.T) {
 	b.confirm(c)
 	b.d.take()
 	b.want("leave", b.do(c, heartbeat(1, firstMember, 1, 1, protocol.MemberLeave)), "OK HEARTBEAT")
-	b.want("delivery", b.d.take(), "disown g1 t1 p0 e1 graceful=true; close 1 graceful=true ended=0x0026")
+	b.want("delivery", b.d.take(), "disown g1 p0 e1 graceful=true; close 1 graceful=true ended=0x0026")
 }
 
 func TestRejoin_KeepsMemberAndPartitions(t *testing.T) {
@@ -269,7 +270,7 @@ func TestSession_SilentMemberIsRemovedAnyOperationKeepsIt(t *testing.T) {
 	}
 	b.d.take()
 	b.advance(2 * time.Second)
-	b.want("delivery", b.d.take(), "disown g1 t1 p0 e1 graceful=false; close 1 graceful=false ended=0x0026")
+	b.want("delivery", b.d.take(), "disown g1 p0 e1 graceful=false; close 1 graceful=false ended=0x0026")
 	b.want("next op", b.do(c, heartbeat(1, firstMember, 1, 1, protocol.MemberActive)), "ERR 0x0026 the member sent nothing")
 	if s := b.c.subscription(c, 1); s == nil || s.ended != protocol.CodeUnknownMember {
 		t.Errorf("delivery finds %+v", s)
@@ -332,7 +333,7 @@ func TestDeleteTopic_EndsItsSubscriptionsAndStartsAfresh(t *testing.T) {
 	b.want("delete", c.answers[del], "OK DECLARE id=1")
 	b.want("waiting", d.answers[waiting], "ERR 0x0008")
 	b.want("heartbeat", b.do(c, heartbeat(1, firstMember, 1, 1, protocol.MemberActive)), "ERR 0x0008 topic t was deleted")
-	b.want("delivery", b.d.take(), "disown g1 t1 p0 e1 graceful=true; disown g1 t1 p1 e2 graceful=true; close 1 graceful=true ended=0x0008; group- g1; topic- t1")
+	b.want("delivery", b.d.take(), "disown g1 p0 e1 graceful=true; disown g1 p1 e2 graceful=true; close 1 graceful=true ended=0x0008; group- g1; topic- t1")
 	if len(b.store.dropped) != 1 {
 		t.Errorf("dropped %v", b.store.dropped)
 	}

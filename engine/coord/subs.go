@@ -23,6 +23,10 @@ type subscription struct {
 	member uint64
 	// stream: MSG is sent whenever there is credit, without PULL.
 	stream bool
+	// policy is where a member of a broadcast group begins.
+	policy protocol.StartPolicy
+	// cursors are those that it will have in a broadcast group, until it is counted as a member.
+	cursors int
 	// windowCount and windowBytes are the credit window asked for at SUB, defaults and clamps applied; all of it is
 	// available at the start.
 	windowCount uint32
@@ -65,10 +69,10 @@ type deliverer interface {
 	closeSub(s *subscription, graceful bool)
 	// own lets s receive the partition under the ownership epoch. An earlier owner was disowned before.
 	own(s *subscription, partition uint16, ownershipEpoch uint64)
-	// drain stops new deliveries of a partition that is being revoked; what is in flight may still be acknowledged.
-	drain(group, topic, partition uint16, ownershipEpoch uint64)
+	// drain stops new deliveries of a member's partition that is being revoked; what is in flight may still be acknowledged.
+	drain(group uint16, member uint64, partition uint16, ownershipEpoch uint64)
 	// disown ends the ownership; what is in flight returns: as a failed attempt unless graceful.
-	disown(group, topic, partition uint16, ownershipEpoch uint64, graceful bool)
+	disown(group uint16, member uint64, partition uint16, ownershipEpoch uint64, graceful bool)
 	// groupCreated tells of a group that is new; the metadata log has committed it. groupDeleted and topicDeleted likewise;
 	// a topic's groups are deleted one by one before it. Not called during recovery: recovered looks at c.meta.
 	groupCreated(group, topic uint16, policy protocol.StartPolicy)
@@ -79,7 +83,11 @@ type deliverer interface {
 	reset(group uint16, to protocol.Reset, done func([]protocol.ResetPosition, error))
 	// groupConfigured tells that a group's settings have changed; the metadata log has committed it.
 	groupConfigured(group uint16)
-	// memberGone tells that a member of a broadcast group is gone for good: its cursors are to be forgotten.
+	// memberJoins tells that a member of a broadcast group is about to join: its cursors begin where the policy says.
+	// memberStarted tells whether that is on record, and memberGone that it did not join or is gone for good: its cursors are
+	// to be forgotten.
+	memberJoins(group uint16, member uint64, policy protocol.StartPolicy)
+	memberStarted(group uint16, member uint64) bool
 	memberGone(group uint16, member uint64)
 	// groupStarted tells whether it is on record where the group starts reading each of its partitions. Until then nobody
 	// becomes its member.

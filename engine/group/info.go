@@ -4,6 +4,8 @@ package group
 type MemberInfo struct {
 	ID        uint64
 	Connected bool
+	// JoinEpoch is the membership epoch of its joining; in a broadcast group, the ownership epoch of all that it has.
+	JoinEpoch uint32
 	// InstalledEpoch is the assignment epoch that it has confirmed.
 	InstalledEpoch uint32
 }
@@ -25,7 +27,7 @@ func (m *Machine) Members() []MemberInfo {
 	all := make([]MemberInfo, 0, len(m.members))
 	for _, mb := range m.members {
 		if !mb.leaving {
-			all = append(all, MemberInfo{ID: mb.id, Connected: mb.session != 0, InstalledEpoch: mb.installed})
+			all = append(all, MemberInfo{ID: mb.id, Connected: mb.session != 0, JoinEpoch: mb.joinEpoch, InstalledEpoch: mb.installed})
 		}
 	}
 	return all

@@ -15,7 +15,7 @@ const (
 	MaxPartitionsPerTopic = 65534
 	// MaxPartitions bounds the partitions of all topics together, so that their bookkeeping stays within memory.
 	MaxPartitions = 1 << 20
-	// MaxAssignments bounds the partitions of all groups together, each of which has a cursor.
+	// MaxAssignments bounds the cursors of all groups together, see Group.Cursors.
 	MaxAssignments = 1 << 21
 )
 
@@ -63,7 +63,8 @@ func (t *Topic) CheckSameTopic(partitions uint16, settings *TopicSettings) error
 }
 
 // CheckCreateGroup checks, before a group is proposed, that it may be created; pending counts groups that are proposed
-// but not applied yet, pendingAssignments their partitions. The error wraps the code to answer with.
+// but not applied yet, pendingAssignments the cursors of these and of members that are joining. The error wraps the code to
+// answer with.
 func (s *State) CheckCreateGroup(name string, topic uint16, pending, pendingAssignments int) error {
 	if s.topics[topic] == nil {
 		return fmt.Errorf("topic %d does not exist: create it first (mortarmq topics create NAME): %w", topic, protocol.CodeUnknownTopic)
@@ -77,8 +78,14 @@ func (s *State) CheckCreateGroup(name string, topic uint16, pending, pendingAssi
 	if int(s.lastGroup)+pending >= MaxGroupID {
 		return fmt.Errorf("all %d group ids are used, they are not given twice: %w", MaxGroupID, protocol.CodeQuotaExceeded)
 	}
-	if n := int(s.topics[topic].Partitions); s.assignments+pendingAssignments+n > MaxAssignments {
-		return fmt.Errorf("the broker's groups have %d partitions to assign and can't have %d more: delete groups: %w", s.assignments+pendingAssignments, n, protocol.CodeGroupAssignmentLimit)
+	return s.CheckCursors(int(s.topics[topic].Partitions), pendingAssignments)
+}
+
+// CheckCursors checks that the groups may have n cursors more, beside those that are pending. The error wraps the code to
+// answer with.
+func (s *State) CheckCursors(n, pending int) error {
+	if s.assignments+pending+n > MaxAssignments {
+		return fmt.Errorf("the broker's groups have %d partitions to assign and can't have %d more: delete groups: %w", s.assignments+pending, n, protocol.CodeGroupAssignmentLimit)
 	}
 	return nil
 }
@@ -89,6 +96,19 @@ func (g *Group) CheckSetGroup(settings *GroupSettings) error {
 		return fmt.Errorf("group %q can't change between broadcast and shared: its cursors are other ones: use another group: %w", g.Name, protocol.CodeGroupExistsMismatch)
 	}
 	return nil
+}
+
+// CheckSameKind checks that a client that wants to join a group takes it for the kind that it is. The error wraps
+// protocol.CodeGroupExistsMismatch.
+func (g *Group) CheckSameKind(broadcast bool) error {
+	switch {
+	case broadcast == g.Settings.Broadcast:
+		return nil
+	case broadcast:
+		return fmt.Errorf("group %q shares its partitions among its members: subscribe without BROADCAST, or as another group: %w", g.Name, protocol.CodeGroupExistsMismatch)
+	default:
+		return fmt.Errorf("group %q is a broadcast group: subscribe with BROADCAST, or as another group: %w", g.Name, protocol.CodeGroupExistsMismatch)
+	}
 }
 
 // CheckSameGroup checks the settings that a client names for a group that exists; nil names none. The error wraps

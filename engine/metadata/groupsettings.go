@@ -45,6 +45,15 @@ const (
 	RetryList
 )
 
+var retryNames = [...]string{RetryExponential: "exponential", RetryRocketMQ: "rocketmq", RetryList: "list"}
+
+func (r Retry) String() string {
+	if int(r) < len(retryNames) {
+		return retryNames[r]
+	}
+	return "unknown"
+}
+
 // Bounds of group settings.
 const (
 	// MaxRetryDelays is the most delays in a list.

@@ -56,6 +56,14 @@ type Group struct {
 
 func (g *Group) isGone() bool { return g.gone }
 
+// Cursors is how many cursors the group has: one for each partition, in a broadcast group that for each member.
+func (g *Group) Cursors() int {
+	if g.Settings.Broadcast {
+		return len(g.Parts) * len(g.Members)
+	}
+	return len(g.Parts)
+}
+
 // Member is one member of a group.
 type Member struct {
 	ID        uint64
@@ -84,7 +92,7 @@ type State struct {
 	lastTopic   uint16
 	lastGroup   uint16
 	partitions  int // of all topics
-	assignments int // partitions of all groups
+	assignments int // cursors of all groups, see Group.Cursors
 
 	topics     map[uint16]*Topic
 	topicNames map[string]*Topic
@@ -262,7 +270,7 @@ func (s *State) addGroup(g *Group) {
 	s.groupNames[groupKey{g.Name, g.Topic}] = g
 	s.groupOrder.add(g)
 	s.topics[g.Topic].groups.add(g)
-	s.assignments += len(g.Parts)
+	s.assignments += g.Cursors()
 }
 
 func (s *State) removeGroup(g *Group) {
@@ -270,7 +278,7 @@ func (s *State) removeGroup(g *Group) {
 	delete(s.groups, g.ID)
 	delete(s.groupNames, groupKey{g.Name, g.Topic})
 	s.groupOrder.removed()
-	s.assignments -= len(g.Parts)
+	s.assignments -= g.Cursors()
 }
 
 func (s *State) groupDeleted(m *GroupDeleted) error {
@@ -305,7 +313,9 @@ func (s *State) memberJoined(m *MemberJoined) error {
 	case m.MembershipEpoch != g.MembershipEpoch+1:
 		return invalid("membership epoch %d of group %d follows %d", m.MembershipEpoch, m.Group, g.MembershipEpoch)
 	}
+	s.assignments -= g.Cursors()
 	g.Members = append(g.Members, Member{ID: m.Member, JoinEpoch: m.MembershipEpoch})
+	s.assignments += g.Cursors()
 	g.LastMember, g.MembershipEpoch = m.Member, m.MembershipEpoch
 	return nil
 }
@@ -322,7 +332,9 @@ func (s *State) memberLeft(m *MemberLeft) error {
 	case m.MembershipEpoch != g.MembershipEpoch+1:
 		return invalid("membership epoch %d of group %d follows %d", m.MembershipEpoch, m.Group, g.MembershipEpoch)
 	}
+	s.assignments -= g.Cursors()
 	g.Members = slices.Delete(g.Members, at, at+1)
+	s.assignments += g.Cursors()
 	g.MembershipEpoch = m.MembershipEpoch
 	for i := range g.Parts {
 		p := &g.Parts[i]

@@ -54,6 +54,8 @@ func (f *fakeSource) Snapshot(context.Context) (*Snapshot, error) {
 			},
 			Groups: []coord.GroupStats{
 				{ID: 1, Name: "billing", TopicID: 2, Topic: "orders", State: "stable", Lag: 2, InFlight: 1, Retries: 5,
+					Settings: coord.GroupSettings{Strategy: "circle", Retry: "list", RetryDelays: []time.Duration{time.Second, time.Minute},
+						MaxAttempts: 3, Lease: 5 * time.Second, Ordered: true, StartLatest: true},
 					Members: []coord.MemberStats{{ID: 77, Connected: true, AssignmentEpoch: 4, InstalledEpoch: 3, OwnershipEpoch: 6, Lag: 2}},
 					Parts:   []coord.GroupPartitionStats{{Member: 77, OwnershipEpoch: 6, Installed: true, AckFloor: 4, Lag: 2}, {}}},
 				{ID: 2, Name: "audit", TopicID: 3, Topic: "audit", State: "empty"},
@@ -172,7 +174,7 @@ func TestStats_NeedsAFilter(t *testing.T) {
 		"/stats?topic=nowhere":             {404, []string{"no topic"}},
 		"/stats?group=nobody":              {404, []string{"no group"}},
 		"/stats?topic=orders":              {200, []string{`"produced": 10`, `"depth": 2`, `"billing"`, `"ack_floor": 4`}},
-		"/stats?group=billing":             {200, []string{`"topics": []`, `"member": 77`}},
+		"/stats?group=billing":             {200, []string{`"topics": []`, `"member": 77`, `"strategy": "circle"`, `"start": "latest"`, `"lease_ms": 5000`, `"max_attempts": 3`, `"ordered": true`, `"retry": "list"`, `60000`}},
 		"/stats?topic=orders&group=nobody": {200, []string{`"groups": []`}},
 	} {
 		status, body := get(t, s, path)

@@ -55,7 +55,7 @@ type Partition struct {
 	Depth     uint64 `json:"depth"`
 }
 
-// Group is an element of /groups and of /stats; only the latter has members and partitions. At any moment published =
+// Group is an element of /groups and of /stats; only the latter has settings, members and partitions. At any moment published =
 // acknowledged + dropped + in_flight + waiting; these are on record and survive restarts, retries counts from the start.
 type Group struct {
 	Group           string `json:"group"`
@@ -72,8 +72,23 @@ type Group struct {
 	MembershipEpoch uint32 `json:"membership_epoch"`
 	AssignmentEpoch uint32 `json:"assignment_epoch"`
 
+	Settings   *GroupSettings   `json:"settings,omitempty"`
 	Members    []Member         `json:"members,omitempty"`
 	Partitions []GroupPartition `json:"partitions,omitempty"`
+}
+
+// GroupSettings are the settings that apply to a Group, its own and the broker's, under the names that SUB and DECLARE have
+// for them. MaxAttempts is 0 where there is no maximum; RetryDelaysMs are the times before the second, third, ... attempt,
+// the last of which repeats. A broadcast group has neither strategy nor retries.
+type GroupSettings struct {
+	Broadcast     bool    `json:"broadcast"`
+	LeaseMs       int64   `json:"lease_ms"`
+	MaxAttempts   int     `json:"max_attempts"`
+	Ordered       bool    `json:"ordered"`
+	Retry         string  `json:"retry,omitempty"`
+	RetryDelaysMs []int64 `json:"retry_delays_ms,omitempty"`
+	Start         string  `json:"start"`
+	Strategy      string  `json:"strategy,omitempty"`
 }
 
 // Member is a member of a Group, and an element of /groups/NAME.
@@ -120,11 +135,26 @@ func groupOf(g *coord.GroupStats, detail bool) Group {
 	if !detail {
 		return v
 	}
+	v.Settings = settingsOf(&g.Settings)
 	for _, m := range g.Members {
 		v.Members = append(v.Members, Member{m.ID, m.AssignmentEpoch, m.OwnershipEpoch, m.Lag, m.InstalledEpoch, m.Connected})
 	}
 	for i, p := range g.Parts {
 		v.Partitions = append(v.Partitions, GroupPartition{i, p.Member, p.OwnershipEpoch, p.Installed, p.AckFloor, p.Lag, p.InFlight})
+	}
+	return v
+}
+
+func settingsOf(s *coord.GroupSettings) *GroupSettings {
+	v := &GroupSettings{
+		Broadcast: s.Broadcast, LeaseMs: s.Lease.Milliseconds(), MaxAttempts: s.MaxAttempts, Ordered: s.Ordered, Retry: s.Retry,
+		Start: "earliest", Strategy: s.Strategy,
+	}
+	if s.StartLatest {
+		v.Start = "latest"
+	}
+	for _, d := range s.RetryDelays {
+		v.RetryDelaysMs = append(v.RetryDelaysMs, d.Milliseconds())
 	}
 	return v
 }
