@@ -15,7 +15,7 @@ FUZZTIME ?= 2s
 RACE_TIMEOUT := 10m
 ARGS ?=
 
-.PHONY: all build build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
+.PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
 
 all: build
 
@@ -25,6 +25,11 @@ help: ## list the targets
 build: ## mortard and mortarmq, with io_uring
 	@mkdir -p $(BIN)
 	go build -o $(BIN)/ ./cmd/...
+
+# The same with the race detector, for tests that start brokers.
+build-race:
+	@mkdir -p $(BIN)/race
+	go build -race -o $(BIN)/race/ ./cmd/mortard
 
 build-plain: ## everything again as plain `go build` sees it (no io_uring)
 	GOFLAGS='$(PLAIN_GOFLAGS)' go build ./...
@@ -52,19 +57,23 @@ lint: $(GOLANGCI) ## gofmt, vet, golangci-lint, module tidiness
 # Tests that start mortard processes live under tests/ and run in `crash`.
 UNIT = $$(go list ./... | grep -v /tests/)
 
-unit: ## unit tests
+# Tests that need programs take those that were just built.
+unit race crash: export MORTARMQ_TEST_BINARIES = $(CURDIR)/$(BIN)
+
+unit: build ## unit tests
 	go test $(UNIT)
 
+# The build tag decides about package ring only, and so about those that do their disk operations with its backends.
 unit-plain: ## unit tests of what differs without io_uring
-	GOFLAGS='$(PLAIN_GOFLAGS)' go test ./ring/... ./wal/... ./engine/... ./cmd/...
+	GOFLAGS='$(PLAIN_GOFLAGS)' go test ./ring/... ./engine ./cmd/...
 
-race: ## unit tests under the race detector
+race: build ## unit tests under the race detector
 	go test -race -short -timeout $(RACE_TIMEOUT) $(UNIT)
 
 fuzz: ## every fuzz target for FUZZTIME (2s)
 	tools/fuzz $(FUZZTIME)
 
-crash: ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data, frozen members
+crash: build build-race ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data, frozen members
 	go test -parallel 8 -count=1 -timeout 10m ./tests/...
 	go test -parallel 8 -race -count=1 -short -timeout 10m ./tests/...
 

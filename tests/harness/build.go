@@ -26,8 +26,12 @@ func RepoRoot() (string, error) {
 	}
 }
 
-// BuildMortard builds mortard from the working tree into dir and returns its path. GOFLAGS of the environment chooses
-// the backend (see the Makefile); race adds the race detector.
+// BinariesVariable names a directory with programs that were built from the working tree, those with the race detector in
+// its subdirectory race. The Makefile sets it, so that the packages that need a broker don't link it once each.
+const BinariesVariable = "MORTARMQ_TEST_BINARIES"
+
+// BuildMortard builds mortard from the working tree into dir and returns its path, or that of the one in the directory that
+// BinariesVariable names. GOFLAGS of the environment chooses the backend (see the Makefile); race adds the race detector.
 func BuildMortard(dir string, race bool) (string, error) {
 	return build(dir, "./cmd/mortard", "mortard", race)
 }
@@ -36,6 +40,14 @@ func build(dir, pkg, name string, race bool) (string, error) {
 	root, err := RepoRoot()
 	if err != nil {
 		return "", err
+	}
+	if built := os.Getenv(BinariesVariable); built != "" {
+		if race {
+			built = filepath.Join(built, "race")
+		}
+		if built = filepath.Join(built, name); exists(built) {
+			return built, nil
+		}
 	}
 	path := filepath.Join(dir, name)
 	args := []string{"build", "-o", path}
@@ -48,4 +60,9 @@ func build(dir, pkg, name string, race bool) (string, error) {
 		return "", fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
 	}
 	return path, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
