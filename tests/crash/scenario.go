@@ -56,7 +56,7 @@ func DefaultScenario(seed uint64) Scenario {
 const (
 	topicName = "crash"
 	// defaultPatience is far beyond what a slow machine takes, and below a delivery lease.
-	defaultPatience = 20 * time.Second
+	defaultPatience = time.Minute
 	settlePoll      = 5 * time.Millisecond
 )
 

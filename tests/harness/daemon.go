@@ -22,7 +22,7 @@ import (
 
 const (
 	// DefaultReadyTimeout is how long Start waits for a broker to serve.
-	DefaultReadyTimeout = 30 * time.Second
+	DefaultReadyTimeout = 90 * time.Second
 	// DefaultStopTimeout is longer than the time after which mortard itself gives up a clean shutdown.
 	DefaultStopTimeout = 90 * time.Second
 
