@@ -276,7 +276,8 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 	o := wal.OpenOptions{
 		Journal: wal.JournalOptions{
 			Dir: filepath.Join(dir, "journal", fmt.Sprint(i)), ID: i,
-			FileBytes: e.opts.JournalFileBytes, MinFiles: e.opts.JournalMinFiles, MaxFiles: e.opts.JournalMaxFiles,
+			MaxRoundBytes: e.opts.MaxRoundBytes,
+			FileBytes:     e.opts.JournalFileBytes, MinFiles: e.opts.JournalMinFiles, MaxFiles: e.opts.JournalMaxFiles,
 			Pool: e.pools[i], Logger: e.log.With("journal", i),
 		},
 		Store: wal.StoreOptions{
@@ -354,7 +355,7 @@ func (e *Engine) Close(ctx context.Context) error {
 		if err := await(ctx, s.done, fmt.Sprintf("shard %d", s.id)); err != nil {
 			return err
 		}
-		s.inbox.Close()
+		s.leave()
 	}
 	for _, l := range e.stores {
 		l.inbox.Push(storeMessage{kind: storeClose})

@@ -21,6 +21,8 @@ type Options struct {
 	JournalFileBytes int64
 	JournalMinFiles  int
 	JournalMaxFiles  int
+	// MaxRoundBytes bounds a journal round of several records; 0 means wal.DefaultMaxRoundBytes.
+	MaxRoundBytes int
 	// MemoryBytes bounds the off-heap memory of one shard: rounds that gather or are not yet in segments, the tail kept
 	// for consumers, cold reads.
 	MemoryBytes int64
@@ -86,6 +88,7 @@ const (
 	maxShards             = 64
 	minJournalFileBytes   = 2 << 20 // a round of many messages, and the file's header
 	maxJournalFileBytes   = 1 << 30
+	minSimulatedFileBytes = 128 << 10
 	minMemoryBytes        = 96 << 20 // a gathering and a written round of 17 MiB each, slab rounding, a cold read
 	minTailBytes          = 1 << 20
 	minOpenFiles          = 64 // per store: what it uses at once
@@ -106,8 +109,12 @@ func (o *Options) Validate() error {
 	check(o.Shards >= 0 && o.Shards <= maxShards, "shards is %d: use 1 to %d, or 0 for the default", o.Shards, maxShards)
 	check(o.SegmentMaxBytes >= minSegmentMaxBytes && o.SegmentMaxBytes <= maxSegmentMaxBytes,
 		"segment_max_bytes is %d: use %d to %d", o.SegmentMaxBytes, minSegmentMaxBytes, maxSegmentMaxBytes)
-	check(o.JournalFileBytes >= minJournalFileBytes && o.JournalFileBytes <= maxJournalFileBytes && o.JournalFileBytes%4096 == 0,
-		"journal_file_bytes is %d: use a multiple of 4096 from %d to %d", o.JournalFileBytes, minJournalFileBytes, maxJournalFileBytes)
+	smallest := int64(minJournalFileBytes)
+	if o.Stepped {
+		smallest = minSimulatedFileBytes
+	}
+	check(o.JournalFileBytes >= smallest && o.JournalFileBytes <= maxJournalFileBytes && o.JournalFileBytes%4096 == 0,
+		"journal_file_bytes is %d: use a multiple of 4096 from %d to %d", o.JournalFileBytes, smallest, maxJournalFileBytes)
 	check(o.JournalMinFiles >= 2 && o.JournalMinFiles <= o.JournalMaxFiles && o.JournalMaxFiles <= 1024,
 		"journal files are %d to %d: use at least 2 and at most 1024", o.JournalMinFiles, o.JournalMaxFiles)
 	check(o.MemoryBytes >= minMemoryBytes, "memory_bytes is %d: use at least %d", o.MemoryBytes, minMemoryBytes)

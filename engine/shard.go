@@ -289,6 +289,26 @@ func (s *shard) end() {
 	}
 }
 
+// leave refuses what came too late, after the shard's goroutine has ended: connections may outlive the engine.
+func (s *shard) leave() {
+	s.inbox.Close()
+	f := s.failure.Load()
+	if f == nil && s.repl != nil {
+		f = s.repl.refusal()
+	}
+	if f == nil {
+		f = &refusal{protocol.CodeReadOnlyDegraded, "the broker is shutting down: reconnect and send again"}
+	}
+	for _, m := range s.inbox.Drain(nil) {
+		switch {
+		case m.kind == msgPublish:
+			s.refuseBatch(m.batch, f.code, f.text)
+		case m.kind == msgReplica && m.replica.payload != nil:
+			m.replica.payload.Release()
+		}
+	}
+}
+
 func (s *shard) loop() {
 	for {
 		progress, next := s.turn()

@@ -74,7 +74,7 @@ func (e *Engine) closeStepped() error {
 			}
 		}
 		s.end()
-		s.inbox.Close()
+		s.leave()
 	}
 	for _, l := range e.stores {
 		if l.store == nil {

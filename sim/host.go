@@ -1,0 +1,207 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/mortarmq/mortarmq/engine"
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal"
+	"github.com/mortarmq/mortarmq/wal/simdisk"
+)
+
+// host is one machine: its disk survives, its process comes and goes.
+type host struct {
+	w    *world
+	id   replica.NodeID
+	disk *simdisk.Disk
+	node *engine.Node // nil while the process is down
+	// life numbers the processes; what a dead one had under way is dropped.
+	life   int
+	paused bool
+	next   time.Duration // when the process wants to run next
+	skew   time.Duration // of the wall clock
+	// slow multiplies the time that the disk takes.
+	slow time.Duration
+	log  io.Writer
+}
+
+// Now and WallMs implement engine.Clock.
+func (h *host) Now() time.Duration { return h.w.now }
+
+// epochMs is when the simulation begins, in Unix milliseconds.
+const epochMs = 1_800_000_000_000
+
+// WallMs implements engine.Clock.
+func (h *host) WallMs() uint64 { return uint64(epochMs + (h.w.now + h.skew).Milliseconds()) }
+
+func newHost(w *world, id replica.NodeID, log io.Writer) *host {
+	h := &host{w: w, id: id, slow: 1, log: log}
+	h.disk = simdisk.New(simdisk.Options{
+		Seed: max(w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency,
+	})
+	return h
+}
+
+// latency is how long an operation takes.
+func (h *host) latency(op *ring.Op, rng *rand.Rand) time.Duration {
+	var d time.Duration
+	switch op.Kind {
+	case ring.WriteSync, ring.Sync, ring.SyncDir:
+		d = time.Duration(80+rng.IntN(120)) * time.Microsecond
+	case ring.Write, ring.Read:
+		d = time.Duration(10+rng.IntN(40)) * time.Microsecond
+	default:
+		d = time.Duration(5+rng.IntN(20)) * time.Microsecond
+	}
+	return d * h.slow
+}
+
+// device is a disk as one loop of an engine uses it.
+type device struct {
+	h    *host
+	life int
+	q    *simdisk.Queue
+}
+
+var errDead = errors.New("the process was killed")
+
+func (d *device) Submit(op *ring.Op) { d.q.Submit(op) }
+
+func (d *device) Poll() int {
+	if d.life != d.h.life {
+		return 0
+	}
+	return d.q.Poll()
+}
+
+// Wait is called at the start and the end of an engine only: one operation completes, whatever its time.
+func (d *device) Wait(time.Duration) (int, error) {
+	if d.life != d.h.life {
+		return 0, errDead
+	}
+	if err := d.q.WaitOne(); err != nil {
+		return 0, err
+	}
+	return 1, nil
+}
+
+func (d *device) Wake()             {}
+func (d *device) Stats() ring.Stats { return ring.Stats{} }
+func (d *device) Backend() string   { return "simulated" }
+func (d *device) Reason() string    { return "" }
+func (d *device) Close() error      { return nil }
+
+// start starts the process.
+func (h *host) start() {
+	if h.node != nil {
+		return
+	}
+	h.life++
+	life := h.life
+	o := engine.DefaultOptions("/data")
+	o.JournalFileBytes, o.JournalMaxFiles, o.MaxRoundBytes = 512<<10, 4, 64<<10
+	o.SegmentMaxBytes = 64 << 10
+	o.MemoryBytes, o.TailBytes = 128<<20, 1<<20
+	o.MetadataSnapshotRecords = 64
+	o.DeliveryLease = 2 * time.Second
+	o.Clock, o.Stepped, o.Seed = h, true, max(h.w.rng.Uint64(), 1)
+	o.OpenDevice = func() (engine.Device, error) {
+		return &device{h: h, life: life, q: h.disk.NewQueue()}, nil
+	}
+	o.Logger = slog.New(slog.NewTextHandler(h.log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Duration("t", h.w.now)
+		}
+		return a
+	}}))
+	random := rand.New(rand.NewPCG(h.w.rng.Uint64(), uint64(h.id)))
+	no := engine.NodeOptions{
+		Engine: o, Self: h.id, Rank: int(h.id) - 1, Peers: link{h.w.net, h}, Random: random.Uint64, HistoryBytes: 64 << 10,
+	}
+	for _, other := range h.w.hosts {
+		no.Nodes = append(no.Nodes, engine.NodeInfo{ID: other.id, Name: fmt.Sprint(other.id), ClientAddr: fmt.Sprint(other.id)})
+	}
+	n, err := engine.OpenNode(no)
+	if err != nil {
+		h.w.note("node %d can't start: %v", h.id, err)
+		if errors.Is(err, wal.ErrCorrupt) {
+			h.w.fail("node %d can't start: %v", h.id, err)
+		}
+		return
+	}
+	h.w.note("node %d starts", h.id)
+	h.node, h.paused, h.next = n, false, h.w.now
+	h.w.net.up(h)
+}
+
+// kill ends the process at once; the disk keeps what the kernel had.
+func (h *host) kill(power bool) {
+	if h.node == nil {
+		return
+	}
+	h.life++
+	h.node = nil
+	h.w.net.down(h)
+	if power {
+		h.w.note("node %d loses power", h.id)
+		h.disk = h.disk.Crash(simdisk.RandomFates(h.w.rng))
+		return
+	}
+	h.w.note("node %d is killed", h.id)
+	h.disk = h.disk.Clone()
+}
+
+// stop ends the process in order.
+func (h *host) stop() {
+	if h.node == nil {
+		return
+	}
+	h.w.note("node %d is stopped", h.id)
+	if err := h.node.Close(context.Background()); err != nil {
+		h.w.note("node %d: closing: %v", h.id, err)
+	}
+	h.life++
+	h.node = nil
+	h.w.net.down(h)
+	h.disk = h.disk.Clone()
+}
+
+// due is when the host has something to do.
+func (h *host) due() time.Duration {
+	if h.node == nil || h.paused {
+		return wal.Never
+	}
+	at := h.next
+	if d, ok := h.disk.NextDue(); ok {
+		at = min(at, d)
+	}
+	return max(at, h.w.now)
+}
+
+// step lets the process do what it can at this moment.
+func (h *host) step() {
+	if h.node == nil || h.paused {
+		return
+	}
+	for range maxTurns {
+		progress, next := h.node.Step()
+		if h.node == nil {
+			return
+		}
+		if !progress {
+			h.next = next
+			return
+		}
+	}
+	h.w.fail("node %d does not come to rest", h.id)
+}
+
+// wake has the process look at what has arrived.
+func (h *host) wake() { h.next = h.w.now }

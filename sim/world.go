@@ -1,0 +1,119 @@
+package sim
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// world is the simulated time, and everything that happens in it.
+type world struct {
+	seed   uint64
+	rng    *rand.Rand
+	now    time.Duration
+	events eventHeap
+	order  uint64
+	hosts  []*host
+	net    *network
+	trace  []string
+	failed string
+	// seen counts the faults and situations that occurred.
+	seen map[string]int
+}
+
+// event is something that happens at a time.
+type event struct {
+	at    time.Duration
+	order uint64
+	do    func()
+}
+
+type eventHeap []event
+
+func (h eventHeap) Len() int { return len(h) }
+func (h eventHeap) Less(i, j int) bool {
+	if h[i].at != h[j].at {
+		return h[i].at < h[j].at
+	}
+	return h[i].order < h[j].order
+}
+func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+
+// Push implements heap.Interface.
+func (h *eventHeap) Push(v any) { *h = append(*h, v.(event)) }
+
+// Pop implements heap.Interface.
+func (h *eventHeap) Pop() any {
+	old := *h
+	e := old[len(old)-1]
+	old[len(old)-1] = event{}
+	*h = old[:len(old)-1]
+	return e
+}
+
+// after has do called once that time has passed.
+func (w *world) after(d time.Duration, do func()) {
+	w.order++
+	heap.Push(&w.events, event{w.now + max(d, 0), w.order, do})
+}
+
+// maxTrace bounds the lines that are kept for a failure.
+const maxTrace = 20000
+
+// note adds a line to the trace.
+func (w *world) note(format string, args ...any) {
+	if len(w.trace) < maxTrace {
+		w.trace = append(w.trace, fmt.Sprintf("%12v ", w.now)+fmt.Sprintf(format, args...))
+	}
+}
+
+// count notes that a fault or a situation occurred.
+func (w *world) count(what string) { w.seen[what]++ }
+
+// fail ends the run: an invariant is broken.
+func (w *world) fail(format string, args ...any) {
+	if w.failed == "" {
+		w.failed = fmt.Sprintf(format, args...)
+		w.note("FAILED: %s", w.failed)
+	}
+}
+
+// maxTurns bounds what a node does at one moment: beyond it, it spins.
+const maxTurns = 20000
+
+// run lets time pass until the given moment, or until stop returns true.
+func (w *world) run(until time.Duration, stop func() bool) {
+	for w.failed == "" && (stop == nil || !stop()) {
+		next := until
+		for _, h := range w.hosts {
+			next = min(next, h.due())
+		}
+		if len(w.events) > 0 {
+			next = min(next, w.events[0].at)
+		}
+		w.now = max(w.now, next)
+		for len(w.events) > 0 && w.events[0].at <= w.now && w.failed == "" {
+			heap.Pop(&w.events).(event).do()
+		}
+		for _, h := range w.hosts {
+			h.step()
+		}
+		if w.now >= until {
+			return
+		}
+	}
+}
+
+// chance draws whether something with that probability happens.
+func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+
+// between draws a time.
+func (w *world) between(lo, hi time.Duration) time.Duration {
+	return lo + time.Duration(w.rng.Int64N(int64(hi-lo)+1))
+}
+
+func (w *world) report() string {
+	return fmt.Sprintf("seed %d: %s\n%s", w.seed, w.failed, strings.Join(w.trace, "\n"))
+}
