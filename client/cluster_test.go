@@ -287,6 +287,19 @@ func TestCluster_NonsenseInAHintIsNoLeader(t *testing.T) {
 	}
 }
 
+// acknowledgeAll acknowledges what comes until nothing is left.
+func acknowledgeAll(t *testing.T, cluster *fakebroker.Cluster, k *client.Consumer) {
+	t.Helper()
+	until(t, "everything is acknowledged at the new leader", func() bool {
+		select {
+		case m := <-k.Messages():
+			_ = m.Ack()
+		default:
+		}
+		return cluster.Unacknowledged("billing", 0)+cluster.Unacknowledged("billing", 1) == 0
+	})
+}
+
 // A leader that is cut off from the others does not know that another one leads: its clients find out.
 func TestCluster_ALeaderThatIsCutOffIsLeft(t *testing.T) {
 	cluster := startCluster(t)
@@ -303,14 +316,7 @@ func TestCluster_ALeaderThatIsCutOffIsLeft(t *testing.T) {
 	cluster.Lead(1)
 	publish(t, p, 10, nil)
 	_ = inHand.Ack()
-	until(t, "everything is acknowledged at the new leader", func() bool {
-		select {
-		case m := <-k.Messages():
-			_ = m.Ack()
-		default:
-		}
-		return cluster.Unacknowledged("billing", 0)+cluster.Unacknowledged("billing", 1) == 0
-	})
+	acknowledgeAll(t, cluster, k)
 }
 
 // A leader that says nothing any more, because its process or the network stands still, is left long before its connection
@@ -324,14 +330,7 @@ func TestCluster_ALeaderThatIsFrozenIsLeft(t *testing.T) {
 	t.Cleanup(cluster.Freeze(0))
 	cluster.Lead(1)
 	publish(t, p, 10, nil)
-	until(t, "everything is acknowledged at the new leader", func() bool {
-		select {
-		case m := <-k.Messages():
-			_ = m.Ack()
-		default:
-		}
-		return cluster.Unacknowledged("billing", 0)+cluster.Unacknowledged("billing", 1) == 0
-	})
+	acknowledgeAll(t, cluster, k)
 }
 
 // When the others are gone too there is nowhere to go: a consumer that left could not come back.

@@ -21,7 +21,9 @@ var adminAnswers = map[string]string{
 		{"member":1,"assignment_epoch":2,"ownership_epoch":3,"lag":4,"connected":true},{"member":5,"assignment_epoch":6,"ownership_epoch":7,"lag":8}]}]}`,
 	"/stats?group=billing&leader=required": `{"topics":[],"groups":[{"group":"billing","topic":"events"},{"group":"billing","topic":"orders"}]}`,
 	"/stats?group=billing&leader=required&topic=orders": `{"topics":[],"groups":[{"group":"billing","topic":"orders","state":"stable","lag":17,"in_flight":2,
-		"settings":{"strategy":"sticky","max_attempts":5,"retry":[1000,5000]},
+		"settings":{"strategy":"sticky","max_attempts":5,"ordered":false,"retry_delays_ms":[
+			1000,
+			5000 ]},
 		"members":[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17,"connected":true}]}]}`,
 	"/stats?group=billing&leader=required&topic=events": `{"topics":[],"groups":[{"group":"billing","topic":"events","state":"empty"}]}`,
 	"/stats?group=mail&leader=required&topic=events":    `{"topics":[{"name":"events"}],"groups":[]}`,
@@ -63,8 +65,8 @@ func TestAdmin_GoldenColumns(t *testing.T) {
 			`[{"member":41,"assignment_epoch":7,"ownership_epoch":18446744073709551615,"lag":17}]`},
 		{"groups describe billing --topic events", "", `[]`},
 		{"groups describe a/b?", "", `[]`},
-		{"groups describe billing --topic orders --settings", "max_attempts\t5\nretry\t[1000,5000]\nstrategy\tsticky\n",
-			`{"max_attempts":5,"retry":[1000,5000],"strategy":"sticky"}`},
+		{"groups describe billing --topic orders --settings", "max_attempts\t5\nordered\tfalse\nretry_delays_ms\t1000,5000\nstrategy\tsticky\n",
+			`{"max_attempts":5,"ordered":false,"retry_delays_ms":[1000,5000],"strategy":"sticky"}`},
 		{"groups describe mail --settings", "", `{}`},
 		{"topics describe orders",
 			"name\torders\nid\t1\nstate\tactive\npartitions\t2\ndurability\tquorum\ncreated_epoch\t3\n" +
@@ -116,7 +118,7 @@ func TestAdmin_RefusalsSayWhatToDo(t *testing.T) {
 func TestAdmin_DescribeTellsOfTheGroupAsAWhole(t *testing.T) {
 	t.Setenv(envAdmin, startAdmin(t))
 	r := mortarmq(t, "", "groups", "describe", "billing", "--topic", "orders")
-	for _, part := range []string{"stable", "1 connected member,", "lag 17", "max_attempts 5", "retry [1000,5000]", "strategy sticky"} {
+	for _, part := range []string{"stable", "1 connected member,", "lag 17", "max_attempts 5", "retry_delays_ms 1000,5000, strategy sticky"} {
 		if !strings.Contains(r.stderr, part) {
 			t.Errorf("no %q in %q", part, r.stderr)
 		}

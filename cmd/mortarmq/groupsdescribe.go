@@ -94,7 +94,9 @@ func (g *groupStats) settingsText() string {
 	}
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		list = append(list, fmt.Sprintf("%s %s", name, plain(settings[name])))
+		if value := plain(settings[name]); value != "false" {
+			list = append(list, name+" "+value)
+		}
 	}
 	if len(list) == 0 {
 		return "; settings: the defaults"
@@ -102,13 +104,22 @@ func (g *groupStats) settingsText() string {
 	return "; settings: " + strings.Join(list, ", ")
 }
 
-// plain is a JSON value without the quotes of a string.
+// plain is a JSON value as a column: a string without its quotes, a list with commas only.
 func plain(raw json.RawMessage) string {
 	var text string
-	if json.Unmarshal(raw, &text) == nil {
+	var list []json.RawMessage
+	switch {
+	case json.Unmarshal(raw, &text) == nil:
 		return text
+	case json.Unmarshal(raw, &list) == nil:
+		values := make([]string, len(list))
+		for i, v := range list {
+			values[i] = plain(v)
+		}
+		return strings.Join(values, ",")
+	default:
+		return string(raw)
 	}
-	return string(raw)
 }
 
 func (a *app) printSettings(g *groupStats) error {

@@ -59,8 +59,14 @@ func TestCLI_GroupsWithMembersAreDeletedByForceOnly(t *testing.T) {
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "1")
 	k := consume(t, d, "orders", "billing")
 	wantError(t, d, 4, "--force", "groups", "delete", "billing", "--topic", "orders")
-	if _, stderr := runBoth(t, d, 0, "", "groups", "describe", "billing"); !strings.Contains(stderr, "1 connected member,") {
-		t.Errorf("describe says %s", stderr)
+	_, stderr := runBoth(t, d, 0, "", "groups", "describe", "billing")
+	for _, part := range []string{"1 connected member,", "strategy sticky", "max_attempts 5", "lease_ms 30000"} {
+		if !strings.Contains(stderr, part) {
+			t.Errorf("describe does not tell %q: %s", part, stderr)
+		}
+	}
+	if out := run(t, d, 0, "", "groups", "describe", "billing", "--settings"); !strings.Contains(out, "lease_ms\t30000\n") {
+		t.Errorf("the settings are %s", out)
 	}
 	wantOutput(t, run(t, d, 0, "", "groups", "delete", "billing", "--topic", "orders", "--force"), "deleted\n")
 	for range k.Messages() { // the consumer ends with its group
