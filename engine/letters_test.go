@@ -147,7 +147,11 @@ func TestEngine_FullDiskKeepsMessagesWithoutALetter(t *testing.T) {
 	}
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	if len(r.c.pushed) != r.parsed {
-		t.Fatal("the message was delivered again")
+	for rest := r.c.pushed[r.parsed:]; len(rest) > 0; { // a notice may have come twice
+		op, _, n, err := protocol.ParseFrame(rest)
+		if err != nil || op == protocol.OpMsg {
+			t.Fatalf("the message was delivered again: %v, %v", op, err)
+		}
+		rest = rest[n:]
 	}
 }

@@ -433,7 +433,7 @@ func TestRing_WakeBeforeWaitIsNotLost(t *testing.T) {
 
 func TestRing_NoWakeIsLost(t *testing.T) {
 	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
-		const rounds = 20_000
+		const rounds = 5_000
 		turn := make(chan struct{}, 1)
 		ended := make(chan struct{})
 		go func() {
