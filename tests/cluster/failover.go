@@ -150,10 +150,15 @@ func (f *Failover) settled(ctx context.Context, c *harness.Cluster, l *Load) ([]
 	return owners, err
 }
 
-// nothingLeft tells whether, as the leader sees it, the group has acknowledged everything.
+// nothingLeft tells whether, as the leader sees it, the group of a Load has acknowledged everything.
 func nothingLeft(ctx context.Context, c *harness.Cluster, topic string) func() bool {
+	return nothingLeftOf(ctx, c, topic, group)
+}
+
+// nothingLeftOf tells the same of any group; the leader is one of these nodes, or of all.
+func nothingLeftOf(ctx context.Context, c *harness.Cluster, topic, group string, nodes ...int) func() bool {
 	return func() bool {
-		i, err := c.Leader(ctx)
+		i, err := c.Leader(ctx, nodes...)
 		if err != nil {
 			return false
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -183,4 +185,15 @@ func answer(c *harness.Conn, topic uint16, value string) (protocol.ErrorCode, er
 		return code, nil
 	}
 	return 0, err
+}
+
+// number is the value of a line of /metrics.
+func number(t *testing.T, line string) float64 {
+	t.Helper()
+	fields := strings.Fields(line)
+	n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
