@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -69,6 +70,21 @@ func (a *app) fetch(ctx context.Context, path string, query url.Values, v any) e
 		problems = append(problems, err.Error())
 	}
 	return unreachablef("%s", strings.Join(problems, "; "))
+}
+
+// fetchNewest is fetch that prefers the leader's answer where several nodes are named, and takes any other one's if none
+// leads.
+func (a *app) fetchNewest(ctx context.Context, path string, query url.Values, v any) error {
+	if hosts, err := a.adminHosts(); err != nil || len(hosts) == 1 {
+		return a.fetch(ctx, path, query, v)
+	}
+	leaders := maps.Clone(query)
+	leaders.Set("leader", "required")
+	err := a.fetch(ctx, path, leaders, v)
+	if f := (*failure)(nil); errors.As(err, &f) && f.code == exitUnreachable {
+		return a.fetch(ctx, path, query, v)
+	}
+	return err
 }
 
 // getAdmin gets what is at target. An error that is no *failure is that of a node that can't tell; another one may.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -145,6 +146,26 @@ func TestAdmin_TheFirstNodeThatAnswersIsGoodEnough(t *testing.T) {
 	r.want(t, exitUnreachable, "")
 	if !strings.Contains(r.stderr, dead) || !strings.Contains(r.stderr, "still starting") {
 		t.Errorf("the error does not tell of both nodes: %s", r.stderr)
+	}
+}
+
+func TestAdmin_ListsAreTheLeadersWhereSomebodyLeads(t *testing.T) {
+	node := func(leads bool, topic string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !leads && r.FormValue("leader") == "required" {
+				http.Error(w, "ask node 2", http.StatusMisdirectedRequest)
+				return
+			}
+			_, _ = fmt.Fprintf(w, `[{"name":%q}]`, topic)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	follower, leader := node(false, "old"), node(true, "new")
+	for nodes, want := range map[string]string{
+		follower + "," + leader: "new", leader + "," + follower: "new", follower: "old", follower + "," + node(false, "older"): "old",
+	} {
+		mortarmq(t, "", "topics", "list", "--admin", nodes).want(t, exitDone, want+"\t0\t\t0\n")
 	}
 }
 

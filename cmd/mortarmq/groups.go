@@ -93,7 +93,7 @@ func (a *app) brokerCommand() *cobra.Command {
 
 func (a *app) adminTopics(ctx context.Context) ([]topicRow, error) {
 	var rows []topicRow
-	err := a.fetch(ctx, "/topics", nil, &rows)
+	err := a.fetchNewest(ctx, "/topics", url.Values{}, &rows)
 	return rows, err
 }
 
@@ -103,6 +103,6 @@ func (a *app) adminGroups(ctx context.Context, topic string) ([]groupRow, error)
 		query.Set("topic", topic)
 	}
 	var rows []groupRow
-	err := a.fetch(ctx, "/groups", query, &rows)
+	err := a.fetchNewest(ctx, "/groups", query, &rows)
 	return rows, err
 }

@@ -216,12 +216,8 @@ func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "a filter is required: /stats?topic=NAME, /stats?group=NAME or both", http.StatusBadRequest)
 		return
 	}
-	snap, ok := s.snapshot(w, r)
+	snap, ok := s.view(w, r)
 	if !ok {
-		return
-	}
-	if r.FormValue("leader") == "required" && snap.LeaderID != snap.NodeID {
-		http.Error(w, notLeading(snap), http.StatusMisdirectedRequest)
 		return
 	}
 	answer := struct {
@@ -241,7 +237,18 @@ func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
 	reply(w, http.StatusOK, answer)
 }
 
-// notLeading tells who asked for the leader's view where it is to be had. What a follower knows is older.
+// view is snapshot for those who may ask for the leader's view, with leader=required: another node refuses then, since what
+// it knows is older.
+func (s *Server) view(w http.ResponseWriter, r *http.Request) (*Snapshot, bool) {
+	snap, ok := s.snapshot(w, r)
+	if ok && r.FormValue("leader") == "required" && snap.LeaderID != snap.NodeID {
+		http.Error(w, notLeading(snap), http.StatusMisdirectedRequest)
+		return nil, false
+	}
+	return snap, ok
+}
+
+// notLeading tells who asked for the leader's view where it is to be had.
 func notLeading(snap *Snapshot) string {
 	if snap.LeaderID < 0 {
 		return fmt.Sprintf("node %d does not lead, and knows no leader at the moment", snap.NodeID)
@@ -269,13 +276,13 @@ func (s *Server) leader(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) topics(w http.ResponseWriter, r *http.Request) {
-	if snap, ok := s.snapshot(w, r); ok {
+	if snap, ok := s.view(w, r); ok {
 		reply(w, http.StatusOK, topicsOf(snap.Coord, "", false))
 	}
 }
 
 func (s *Server) groups(w http.ResponseWriter, r *http.Request) {
-	if snap, ok := s.snapshot(w, r); ok {
+	if snap, ok := s.view(w, r); ok {
 		reply(w, http.StatusOK, groupsOf(snap.Coord, r.FormValue("topic"), "", false))
 	}
 }

@@ -18,6 +18,9 @@ func TestStats_TheLeadersViewIsHadOfTheLeader(t *testing.T) {
 		{3, "/stats?topic=orders&leader=required", http.StatusOK, "orders"},
 		{5, "/stats?topic=orders", http.StatusOK, "orders"},
 		{5, "/stats?topic=orders&leader=required", http.StatusMisdirectedRequest, "ask node 5"},
+		{5, "/topics", http.StatusOK, "orders"},
+		{5, "/topics?leader=required", http.StatusMisdirectedRequest, "ask node 5"},
+		{5, "/groups?leader=required", http.StatusMisdirectedRequest, "ask node 5"},
 		{-1, "/stats?topic=orders&leader=required", http.StatusMisdirectedRequest, "knows no leader"},
 	} {
 		s := New(Options{Source: &fakeSource{leader: c.leader}})
