@@ -299,7 +299,7 @@ func (n *Node) win() {
 			}
 		}
 		// A log that ends behind a committed round, by epoch and index, has that round.
-		if best.Last.Less(floor) && !mutant("floor-ignored") {
+		if best.Last.Less(floor) {
 			n.emit(Event{What: EventLosingElection, Peer: n.elec.from[k], Epoch: n.elec.epoch, Log: k, Code: protocol.CodeUncleanElectionRejected})
 			n.giveUp()
 			return

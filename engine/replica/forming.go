@@ -10,23 +10,30 @@ import (
 // The node with the lowest id forms the cluster: it asks all others what they are; when all are empty, or have persisted
 // the same unfinished cluster, it persists an id, has all others persist it, and then declares the cluster formed. A node
 // that finds a formed cluster and has the same id persisted completes it; one that knows none is a learner there.
+//
+// What arrives late must not pass for news: a node whose disk was emptied after the cluster was formed would count as one that
+// took part in forming it. So an answer names the instance that asked, and KindForm the one that said it was empty.
 type formation struct {
 	at    time.Duration
 	seen  []formSeen // as peers
 	token uint64     // of the state that is being persisted
-	ackTo NodeID     // who is told when it is durable
+	// Who is told when it is durable.
+	ackTo       NodeID
+	ackInstance Instance
 }
 
 type formSeen struct {
-	known   bool
-	stage   Stage
-	cluster ClusterID
-	logs    uint16
-	acked   bool // it has persisted this node's Cluster
+	known    bool
+	stage    Stage
+	cluster  ClusterID
+	logs     uint16
+	instance Instance
+	acked    bool // it has persisted this node's Cluster
 }
 
-func (n *Node) formMessage(k Kind) Message {
-	return Message{Kind: k, Stage: n.stage(), Cluster: n.state.Cluster, Logs: n.state.Logs}
+// formMessage returns a message about this node's stage; to is the other node's instance, if that is known.
+func (n *Node) formMessage(k Kind, to Instance) Message {
+	return Message{Kind: k, Stage: n.stage(), Cluster: n.state.Cluster, Logs: n.state.Logs, Instance: n.instance, Session: uint64(to)}
 }
 
 // saving reports whether a stage of the formation is still on its way to the disk.
@@ -38,9 +45,9 @@ func (n *Node) formTick() {
 	}
 	n.form.at = n.now + 2*n.cfg.Heartbeat
 	for i := range n.peers {
-		n.send(n.peers[i].id, n.formMessage(KindProbe))
-		if n.forms() && n.stage() == Forming && !n.saving() && !n.form.seen[i].acked {
-			n.send(n.peers[i].id, n.formMessage(KindForm))
+		n.send(n.peers[i].id, n.formMessage(KindProbe, 0))
+		if s := &n.form.seen[i]; n.forms() && n.stage() == Forming && !n.saving() && s.known && !s.acked {
+			n.send(n.peers[i].id, n.formMessage(KindForm, s.instance))
 		}
 	}
 	n.considerForming()
@@ -54,15 +61,19 @@ func (n *Node) receiveForming(p *peerState, m Message) {
 	switch m.Kind {
 	case KindProbe:
 		if !n.saving() { // what isn't durable isn't told
-			n.send(p.id, n.formMessage(KindProbeAck))
+			n.send(p.id, n.formMessage(KindProbeAck, m.Instance))
 		}
 	case KindProbeAck:
-		seen.known, seen.stage, seen.cluster, seen.logs = true, m.Stage, m.Cluster, m.Logs
-		n.considerForming()
+		if m.Session == uint64(n.instance) {
+			*seen = formSeen{known: true, stage: m.Stage, cluster: m.Cluster, logs: m.Logs, instance: m.Instance, acked: seen.acked && seen.instance == m.Instance}
+			n.considerForming()
+		}
 	case KindForm:
-		n.onForm(p.id, m)
+		if m.Session == uint64(n.instance) {
+			n.onForm(p.id, m)
+		}
 	case KindFormAck:
-		if m.Cluster == n.state.Cluster && n.stage() == Forming && !n.saving() {
+		if m.Cluster == n.state.Cluster && n.stage() == Forming && !n.saving() && m.Instance == seen.instance {
 			seen.acked = true
 			n.considerForming()
 		}
@@ -85,11 +96,11 @@ func (n *Node) onForm(from NodeID, m Message) {
 	case m.Cluster == ClusterID{} || m.Logs < 1 || m.Logs > MaxLogs || n.saving():
 	case n.stage() == Empty && m.Stage == Forming:
 		n.setForming(Persistent{Cluster: m.Cluster, Logs: m.Logs, Forming: true})
-		n.form.ackTo = from
+		n.form.ackTo, n.form.ackInstance = from, m.Instance
 	case n.state.Cluster != m.Cluster:
 		n.event(EventForeignCluster, from, 0)
 	default:
-		n.send(from, n.formMessage(KindFormAck))
+		n.send(from, n.formMessage(KindFormAck, m.Instance))
 	}
 }
 
@@ -170,7 +181,7 @@ func (n *Node) formSaved() {
 	n.form.token = 0
 	if to := n.form.ackTo; to != 0 {
 		n.form.ackTo = 0
-		n.send(to, n.formMessage(KindFormAck))
+		n.send(to, n.formMessage(KindFormAck, n.form.ackInstance))
 	}
 	if n.stage() != Formed {
 		n.form.at = n.now // go on at once

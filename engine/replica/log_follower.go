@@ -79,7 +79,7 @@ func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 
 // Adopt takes a round that a candidate fetched from the node with the highest log end. It is as Append, without a leader.
 func (l *Log) Adopt(prev, point Point) Verdict {
-	if l.epoch != 0 || point.Index != prev.Index+1 || point.Epoch < prev.Epoch || point.Epoch >= l.fence || point.Epoch == 0 {
+	if l.epoch != 0 && !mutant("stale-epoch-taken") || point.Index != prev.Index+1 || point.Epoch < prev.Epoch || point.Epoch >= l.fence || point.Epoch == 0 {
 		return Verdict{Kind: Invalid}
 	}
 	v := l.take(prev, point, false)

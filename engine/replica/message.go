@@ -10,13 +10,13 @@ type Kind uint8
 
 const (
 	// KindProbe asks a node what it is, while the cluster isn't formed or the sender doesn't belong to it yet: Cluster,
-	// Stage, Logs of the sender.
+	// Stage, Logs and Instance of the sender.
 	KindProbe Kind = iota + 1
-	// KindProbeAck answers with the same of the answering node.
+	// KindProbeAck answers with the same of the answering node; Session is the instance that asked.
 	KindProbeAck
-	// KindForm asks a node to persist Cluster and Logs (Stage Forming), or that the cluster is formed (Stage Formed).
+	// KindForm asks a node to persist Cluster and Logs; Session is its instance when it said that it is empty.
 	KindForm
-	// KindFormAck says that it is persisted.
+	// KindFormAck says that it is persisted: Instance, Session as in KindProbeAck.
 	KindFormAck
 	// KindPreVote asks whether the receiver agrees that the leader's lease ran out. Epoch is the one that would be next;
 	// nothing is persisted.

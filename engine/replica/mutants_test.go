@@ -22,7 +22,6 @@ var mutants = []struct{ name, what string }{
 	{"learner-votes", "a learner's flushes count"},
 	{"learner-cured-early", "a node counts again before it has what is committed"},
 	{"suspect-votes", "a node that lost rounds from its journal counts in elections"},
-	{"floor-ignored", "what a node gave up to catch up is forgotten in elections"},
 	{"old-notice-believed", "a follower gives up rounds that the leader counts on"},
 }
 

@@ -101,7 +101,7 @@ func (w *world) converge() {
 	w.opt.loss, w.opt.dup, w.opt.slow = 0.005, 0.005, 0
 	for _, h := range w.hosts {
 		h.disk.slow, h.disk.hungUntil = 1, 0
-		h.diskAt = min(h.diskAt, w.now)
+		h.diskAt, h.stateAt = min(h.diskAt, w.now), min(h.stateAt, w.now)
 		h.pausedUntil = min(h.pausedUntil, w.now)
 		if h.alive && h.node.failed || h.node != nil && h.node.resigned {
 			h.crash()

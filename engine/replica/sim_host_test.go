@@ -28,11 +28,12 @@ type host struct {
 	tickAt   time.Duration
 	queues   []time.Duration // per log, and last the control goroutine's: when the newest command is carried out
 	states   []Persist       // being written
-	diskAt   time.Duration   // the disk is busy until then
+	diskAt   time.Duration   // the disk is busy with rounds until then
+	stateAt  time.Duration   // and with states
 	instance Instance
 	voter    bool
-	leader   NodeID
-	epoch    Epoch // followed
+	leader   NodeID // followed last: FLUSHED goes there
+	epoch    Epoch  // followed
 	fetches  int
 	catching []int // per log the attempt to catch up that runs, 0 if none does
 	catches  int
@@ -180,14 +181,13 @@ func (h *host) schedule() {
 	})
 }
 
-// diskTime returns when something written now is durable.
-func (h *host) diskTime() time.Duration {
-	d := h.w.between(50*time.Microsecond, 800*time.Microsecond) * h.disk.slow
-	h.diskAt = max(h.diskAt, h.w.now) + d
+// diskTime returns when something written now is durable, behind what is on its way in the same file.
+func (h *host) diskTime(busy *time.Duration) time.Duration {
+	*busy = max(*busy, h.w.now) + h.w.between(50*time.Microsecond, 800*time.Microsecond)*h.disk.slow
 	if h.disk.hungUntil > h.w.now {
-		h.diskAt = max(h.diskAt, h.disk.hungUntil)
+		*busy = max(*busy, h.disk.hungUntil)
 	}
-	return h.diskAt
+	return *busy
 }
 
 func (h *host) do(o Output) {
@@ -200,6 +200,9 @@ func (h *host) do(o Output) {
 	switch o := o.(type) {
 	case SendMessage:
 		from := h.id
+		if o.Message.Kind == KindHeartbeat && w.theme == stopped && !w.calm && w.chance(0.01) {
+			w.after(0, func() { w.pausesLong(h) }) // with the answers waiting for it
+		}
 		w.net.send(h.id, o.To, func(to *host) {
 			to.input(func(now time.Duration) {
 				w.logf("%d: <- %d %v %+v", to.id, from, o.Message.Kind, o.Message)
@@ -208,7 +211,7 @@ func (h *host) do(o Output) {
 		})
 	case Persist:
 		h.states = append(h.states, o)
-		h.at(h.diskTime(), func() {
+		h.at(h.diskTime(&h.stateAt), func() {
 			for len(h.states) > 0 && h.states[0].Token <= o.Token {
 				h.disk.state = h.states[0].State
 				h.states = h.states[1:]
@@ -235,8 +238,6 @@ func (h *host) do(o Output) {
 				l.moved()
 			})
 		}
-	case LeaderLost:
-		h.leader = 0
 	case LeaderCommits:
 		for k, c := range o.Commits {
 			h.queue(k, func() { h.logs[k].log.LeaderCommit(o.Epoch, c); h.logs[k].moved() })
@@ -270,7 +271,7 @@ func (h *host) do(o Output) {
 		w.saw("catch-up")
 		h.catchUp(o)
 		w.onCatchup(h, o.Leader)
-	case SetQuorum, Serve, StopServing:
+	case SetQuorum, Serve, StopServing, LeaderLost:
 	case Event:
 		w.saw(o.What.String())
 		if o.What == EventTwoLeaders {
@@ -420,13 +421,16 @@ func (h *host) nodes() []NodeID {
 	return ids
 }
 
+// churnLease is the lease where no leader lasts.
+const churnLease = 300 * time.Millisecond
+
 // start boots the host from its disk.
 func (h *host) start() {
 	h.boot++
 	h.alive, h.pausedUntil = true, 0
 	h.rate = 0.96 + 0.08*h.w.rng.Float64()
 	h.offset = h.w.between(0, time.Hour)
-	h.outputs, h.carrying, h.states, h.tickAt, h.diskAt = nil, false, nil, 0, 0
+	h.outputs, h.carrying, h.states, h.tickAt, h.diskAt, h.stateAt = nil, false, nil, 0, 0, 0
 	h.logs, h.leader, h.epoch, h.instance, h.voter, h.catching, h.stalled = nil, 0, 0, 0, false, nil, false
 	h.catching = make([]int, h.w.opt.logs)
 	h.queues = make([]time.Duration, 1)
@@ -447,7 +451,7 @@ func (h *host) start() {
 	}
 	cfg := Config{Self: h.id, Nodes: h.nodes(), Rank: int(h.id) - 1, Logs: h.w.opt.logs, Rand: rand}
 	if h.w.opt.churn {
-		cfg.Heartbeat, cfg.Lease = 50*time.Millisecond, 300*time.Millisecond
+		cfg.Heartbeat, cfg.Lease = 50*time.Millisecond, churnLease
 	}
 	node, err := New(cfg, s, h.clock())
 	if err != nil {
@@ -576,7 +580,7 @@ func (h *host) takeCatchUp(o StartCatchup, cut, base Point, attempt int) {
 		h.caughtUp(Point{}, o.Log, attempt) // it isn't behind any more
 		return
 	}
-	h.at(h.diskTime(), func() {
+	h.at(h.diskTime(&h.stateAt), func() {
 		if d.floor.Less(cut) {
 			d.floor = cut
 		}
@@ -674,7 +678,7 @@ func (h *host) fetch(o FetchLog) {
 			return
 		}
 		h.w.saw("fetch in bulk")
-		h.at(h.diskTime(), func() { h.fetchBulk(o, cut, &done, adopt) })
+		h.at(h.diskTime(&h.stateAt), func() { h.fetchBulk(o, cut, &done, adopt) })
 	}
 	for _, d := range []time.Duration{0, 200 * time.Millisecond} { // asked twice, for the network loses
 		h.after(d, func() {
@@ -771,7 +775,7 @@ func (l *simLog) put(ticket uint64, r simRound) {
 	r.at = len(d.rounds)
 	d.rounds = append(d.rounds, r)
 	l.rounds = append(l.rounds, r)
-	l.flushAt = max(l.flushAt, l.h.diskTime())
+	l.flushAt = max(l.flushAt, l.h.diskTime(&l.h.diskAt))
 	l.h.at(l.flushAt, func() {
 		if l.h.logs[l.k] != l {
 			return

@@ -12,9 +12,16 @@ func simulate(seed uint64, all bool) *world {
 	w := newWorld(seed, simOptions{nodes: 3, logs: 2, heal: 60 * time.Second})
 	w.all = all
 	w.opt.faults = w.between(2*time.Second, 10*time.Second)
-	w.opt.loss = [...]float64{0, 0, 0.02, 0.2}[w.rng.IntN(4)]
+	w.opt.loss = [...]float64{0, 0, 0, 0.02, 0.2}[w.rng.IntN(5)]
 	w.opt.dup = [...]float64{0, 0.05}[w.rng.IntN(2)]
 	w.opt.slow = [...]float64{0, 0.02, 0.2}[w.rng.IntN(3)]
+	if w.theme = theme(w.rng.IntN(2 * int(themes))); w.theme >= themes {
+		w.theme = mixed
+	}
+	if w.theme != mixed {
+		w.opt.faults += 4 * time.Second
+	}
+	w.opt.pause = [...]float64{0, 0.0001, 0.0005}[w.rng.IntN(3)]
 	w.opt.tail = [...]Index{2, 10, 30}[w.rng.IntN(3)]
 	w.opt.collide = w.chance(0.3)
 	w.opt.onLead = [...]float64{0, 0, 0.3, 0.7}[w.rng.IntN(4)]
@@ -24,6 +31,9 @@ func simulate(seed uint64, all bool) *world {
 		w.opt.onLead, w.opt.lag = 0.8, w.between(1, 30*time.Millisecond)
 	}
 	w.faulty = NodeID(w.rng.IntN(6)) // of three nodes, or none
+	if w.theme == rotten {
+		w.faulty = NodeID(1 + w.rng.IntN(3))
+	}
 	for _, h := range w.hosts {
 		w.after(w.between(0, 200*time.Millisecond), h.start)
 	}
@@ -71,4 +81,20 @@ func TestSim_RandomFaults(t *testing.T) {
 		}
 	}
 	t.Log(seen)
+	if seeds < 1000 {
+		return
+	}
+	for _, what := range mustHappen {
+		if seen[what] < seeds/100 {
+			t.Errorf("%q happened in %d of %d seeds: the simulator is not what it was", what, seen[what], seeds)
+		}
+	}
+}
+
+// mustHappen is what at least one seed in a hundred is to have, so that a passing run means something.
+var mustHappen = []string{
+	"crashed", "power failure", "paused", "paused in a step", "isolated", "one-way cut", "mute", "jammed", "slow disk", "hanging disk",
+	"disk failed", "resigned", "wiped", "suspect", "forgetful", "lonely", "overtaken", "rot while alone", "trap",
+	"catch-up", "fetch", "fetch in bulk", "replaced", "old round committed", EventVoter.String(), EventElectionLost.String(),
+	EventSteppedDown.String(), EventFollowerLag.String(), EventQuorumLost.String(), EventQuorumRecovered.String(),
 }

@@ -30,11 +30,12 @@ type world struct {
 	committed [][]committedRound // per log, each round that any node ever knew as committed
 	leaders   map[Epoch]NodeID   // who led in an epoch
 	serials   uint64             // contents given out
-	rotten    NodeID             // whose disk has lost something
 	faulty    NodeID             // whose disk may
-	calm      bool               // no faults any more
-	quiet     bool               // no writes any more
-	seen      map[string]uint64  // how often something that a test wants to have happened did
+	theme     theme
+	script    func(h *host)     // called when a node leads
+	calm      bool              // no faults any more
+	quiet     bool              // no writes any more
+	seen      map[string]uint64 // how often something that a test wants to have happened did
 }
 
 // committedRound is what was committed at an index, under which leader's epoch first.
@@ -50,8 +51,9 @@ type simOptions struct {
 	heal   time.Duration // how long the cluster may take to be well afterwards
 	// probabilities
 	loss, dup, slow float64
-	collide         bool // elections begin at the same moment
-	churn           bool // short leases, slow connections and disks, no leader lasts
+	pause           float64 // that the process is stopped at some place in a step
+	collide         bool    // elections begin at the same moment
+	churn           bool    // short leases, slow connections and disks, no leader lasts
 	lag             time.Duration
 	tail            Index // committed rounds that stay in memory
 	// how likely something goes wrong right after an election, while a follower catches up, while a candidate fetches
