@@ -351,10 +351,12 @@ func (c *Client) tryCall(ctx context.Context, l **link, way *search, op protocol
 	used := *l
 	stop := context.AfterFunc(ctx, used.close)
 	stopClosing := context.AfterFunc(c.ctx, used.close)
+	stopDoubting := c.doubtFrom(quietLimit, used)
 	_, err = used.nc.Write(frame)
 	if err == nil {
 		result, err = used.answer(op)
 	}
+	stopDoubting()
 	stopClosing()
 	if !stop() {
 		*l = nil // ctx has ended, the connection is closed

@@ -327,8 +327,14 @@ func TestCluster_ALeaderThatIsFrozenIsLeft(t *testing.T) {
 	p, k := produce(t, c), consume(t, c)
 	publish(t, p, 10, nil)
 	<-k.Messages()
+	if _, err := c.Lookup(testContext(t), "orders"); err != nil { // over the connection that Lookup uses below
+		t.Fatal(err)
+	}
 	t.Cleanup(cluster.Freeze(0))
 	cluster.Lead(1)
+	if _, err := c.Lookup(testContext(t), "orders"); err != nil {
+		t.Error(err)
+	}
 	publish(t, p, 10, nil)
 	acknowledgeAll(t, cluster, k)
 }

@@ -61,6 +61,29 @@ func (c *Client) doubt(l *link) {
 	})
 }
 
+// doubtFrom is doubt again and again, from some time on until it is stopped: while a request is unanswered that no session
+// looks after.
+func (c *Client) doubtFrom(wait time.Duration, l *link) (stop func()) {
+	if c.nodes.count() < 2 {
+		return func() {}
+	}
+	stopped := make(chan struct{})
+	go func() {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		for {
+			select {
+			case <-timer.C:
+				c.doubt(l)
+				timer.Reset(scoutEvery)
+			case <-stopped:
+				return
+			}
+		}
+	}()
+	return func() { close(stopped) }
+}
+
 // otherLeader asks the nodes that l does not go to, and those that they name, for one that leads; "" if there is none.
 func (c *Client) otherLeader(l *link) string {
 	way := c.newSearch()
