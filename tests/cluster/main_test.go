@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"strings"
@@ -153,8 +154,10 @@ func (r *rig) publish(c *client.Client, topic, prefix string, n, bytes int) {
 			return err
 		}
 		futures := make([]*client.Future, n)
+		random := rand.NewChaCha8([32]byte{1})
 		for i := range futures {
 			value := make([]byte, bytes)
+			_, _ = random.Read(value) // what doesn't compress; never fails
 			copy(value, fmt.Sprintf("%s-%d", prefix, i))
 			futures[i] = p.SendAsync(ctx, client.Record{Value: value})
 		}
