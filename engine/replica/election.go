@@ -171,6 +171,10 @@ func (n *Node) resign() {
 // stand makes this node a candidate for the next epoch, which it promises to itself first.
 func (n *Node) stand() {
 	e := max(n.seen, n.state.Promised) + 1
+	if e == 0 {
+		n.giveUp() // there is none left
+		return
+	}
 	n.promise(e, n.cfg.Self)
 	n.role = candidate
 	n.elec.epoch, n.elec.prepared = e, false

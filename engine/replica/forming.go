@@ -29,11 +29,16 @@ type formSeen struct {
 	logs     uint16
 	instance Instance
 	acked    bool // it has persisted this node's Cluster
+	told     bool // that it was started with another number of logs
 }
 
 // formMessage returns a message about this node's stage; to is the other node's instance, if that is known.
 func (n *Node) formMessage(k Kind, to Instance) Message {
-	return Message{Kind: k, Stage: n.stage(), Cluster: n.state.Cluster, Logs: n.state.Logs, Instance: n.instance, Session: uint64(to)}
+	m := Message{Kind: k, Stage: n.stage(), Cluster: n.state.Cluster, Logs: n.state.Logs, Instance: n.instance, Session: uint64(to)}
+	if m.Stage == Empty {
+		m.Logs = uint16(n.cfg.Logs)
+	}
+	return m
 }
 
 // saving reports whether a stage of the formation is still on its way to the disk.
@@ -65,7 +70,7 @@ func (n *Node) receiveForming(p *peerState, m Message) {
 		}
 	case KindProbeAck:
 		if m.Session == uint64(n.instance) {
-			*seen = formSeen{known: true, stage: m.Stage, cluster: m.Cluster, logs: m.Logs, instance: m.Instance, acked: seen.acked && seen.instance == m.Instance}
+			*seen = formSeen{known: true, stage: m.Stage, cluster: m.Cluster, logs: m.Logs, instance: m.Instance, acked: seen.acked && seen.instance == m.Instance, told: seen.told}
 			n.considerForming()
 		}
 	case KindForm:
@@ -95,7 +100,7 @@ func (n *Node) onForm(from NodeID, m Message) {
 	switch {
 	case m.Cluster == ClusterID{} || m.Logs < 1 || m.Logs > MaxLogs || n.saving():
 	case n.stage() == Empty && m.Stage == Forming:
-		n.setForming(Persistent{Cluster: m.Cluster, Logs: m.Logs, Forming: true})
+		n.become(Persistent{Cluster: m.Cluster, Logs: m.Logs, Forming: true})
 		n.form.ackTo, n.form.ackInstance = from, m.Instance
 	case n.state.Cluster != m.Cluster:
 		n.event(EventForeignCluster, from, 0)
@@ -104,7 +109,8 @@ func (n *Node) onForm(from NodeID, m Message) {
 	}
 }
 
-func (n *Node) setForming(s Persistent) {
+// become persists the next stage.
+func (n *Node) become(s Persistent) {
 	n.state = s
 	n.form.token = n.persist()
 }
@@ -120,6 +126,10 @@ func (n *Node) considerForming() {
 	cluster, logs, acks := n.state.Cluster, n.state.Logs, 0
 	for i := range n.form.seen {
 		s := &n.form.seen[i]
+		if s.known && s.stage == Empty && int(s.logs) != n.cfg.Logs && !s.told {
+			s.told = true
+			n.event(EventLogsDiffer, n.peers[i].id, 0)
+		}
 		switch {
 		case !s.known:
 			return
@@ -140,9 +150,9 @@ func (n *Node) considerForming() {
 			binary.BigEndian.PutUint64(cluster[8:], n.cfg.Rand())
 			logs = uint16(n.cfg.Logs)
 		}
-		n.setForming(Persistent{Cluster: cluster, Logs: logs, Forming: true})
+		n.become(Persistent{Cluster: cluster, Logs: logs, Forming: true})
 	case acks == len(n.peers):
-		n.complete(Persistent{Cluster: n.state.Cluster, Logs: n.state.Logs, Promised: 1})
+		n.become(Persistent{Cluster: n.state.Cluster, Logs: n.state.Logs, Promised: 1})
 	}
 }
 
@@ -156,9 +166,9 @@ func (n *Node) joinFormed() bool {
 		switch {
 		case n.stage() == Empty:
 			// It may have been part of the cluster before and forgotten what it promised and flushed.
-			n.complete(Persistent{Cluster: s.cluster, Logs: s.logs, Learner: !mutant("empty-disk-votes")})
+			n.become(Persistent{Cluster: s.cluster, Logs: s.logs, Learner: !mutant("empty-disk-votes")})
 		case s.cluster == n.state.Cluster:
-			n.complete(Persistent{Cluster: s.cluster, Logs: s.logs, Promised: 1})
+			n.become(Persistent{Cluster: s.cluster, Logs: s.logs, Promised: 1})
 		default:
 			n.event(EventForeignCluster, n.peers[i].id, 0)
 			continue
@@ -166,11 +176,6 @@ func (n *Node) joinFormed() bool {
 		return true
 	}
 	return false
-}
-
-// complete persists that the cluster is formed.
-func (n *Node) complete(s Persistent) {
-	n.setForming(s)
 }
 
 // formSaved goes on when a stage of the formation is durable.

@@ -220,11 +220,13 @@ func (n *Node) Fenced(now time.Duration, epoch Epoch, ends []End) {
 		n.fenced, n.fenceEnds = epoch, slices.Clone(ends)
 	}
 	n.ends, n.awaitFence = ends, false
+	newest := n.state.Promised
 	for _, e := range ends {
-		if e.Last.Epoch > n.state.Promised {
-			// The state was rolled back: a round is never flushed before its epoch is persisted.
-			n.promise(e.Last.Epoch, 0)
-		}
+		newest = max(newest, e.Last.Epoch)
+	}
+	if newest > n.state.Promised {
+		// The state was rolled back: a round is never flushed before its epoch is persisted.
+		n.promise(newest, 0)
 	}
 	n.settle()
 	n.update()
@@ -337,8 +339,14 @@ func (n *Node) receiveFormed(p *peerState, m Message) {
 	}
 }
 
+// maxEpochJump is how far beyond its own a node believes an epoch: the numbers must not be used up by one bad message.
+const maxEpochJump = 1 << 24
+
 // wellFormed reports whether a message can be used; other versions' and hostile ones may not be.
 func (n *Node) wellFormed(m *Message) bool {
+	if m.Epoch > n.state.Promised && m.Epoch-n.state.Promised > maxEpochJump {
+		return false
+	}
 	switch m.Kind {
 	case KindPromise, KindInstallAck:
 		return len(m.Ends) == n.logs() && m.Standing <= Learner
