@@ -96,6 +96,28 @@ func (d *faultDevice) Wait(timeout time.Duration) (int, error) {
 	return n + d.fail(), err
 }
 
+// openFaulty opens a broker whose disks f can fail, with a topic of one partition.
+func openFaulty(t testing.TB) (f *faults, o Options, e *Engine, p *peer, topic uint16) {
+	t.Helper()
+	f = &faults{}
+	o = testOptions(t.TempDir())
+	o.OpenDevice = f.open(t)
+	e = mustOpen(t, o)
+	p = newPeer(t, e)
+	return f, o, e, p, p.declare("t", 1).TopicID
+}
+
+// publishUntilRefused publishes on, behind from messages, until a publish is refused. It returns how many there are then.
+func (p *peer) publishUntilRefused(topic uint16, from int) (acked int, err error) {
+	p.t.Helper()
+	for acked = from; err == nil; {
+		var n int
+		n, err = p.publishN(topic, acked, 1)
+		acked += n
+	}
+	return acked, err
+}
+
 // publishN sends n plain publishes with increasing values, a few at a time, and returns how many were acknowledged
 // before the first error, and that error.
 func (p *peer) publishN(topic uint16, from, n int) (acked int, err error) {
@@ -260,12 +282,7 @@ func checkAll(t testing.TB, o Options, name string, acked int) {
 }
 
 func TestEngine_FailedJournalWriteStopsAcknowledging(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
+	f, o, e, p, topic := openFaulty(t)
 	acked, err := p.publishN(topic, 0, 200)
 	if err != nil {
 		t.Fatal(err)
@@ -294,12 +311,7 @@ func TestEngine_FailedJournalWriteStopsAcknowledging(t *testing.T) {
 }
 
 func TestEngine_FailedSegmentFlushStopsAcknowledging(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
+	f, o, e, p, topic := openFaulty(t)
 	f.set(func(op *ring.Op) error {
 		if op.Kind == ring.Sync {
 			return unix.EIO
@@ -321,24 +333,15 @@ func TestEngine_FailedSegmentFlushStopsAcknowledging(t *testing.T) {
 }
 
 func TestEngine_FullDiskRefusesBeforeAcknowledgingAndResumes(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
+	f, _, e, p, topic := openFaulty(t)
 	defer mustClose(t, e)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
 	acked, err := p.publishN(topic, 0, 100)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.free.Store(1 << 20)
-	for err == nil { // until the free space is looked at
-		var n int
-		n, err = p.publishN(topic, acked, 1)
-		acked += n
-	}
-	if code(err) != protocol.CodeStorageHighWatermark {
+	// It takes until the free space is looked at.
+	if acked, err = p.publishUntilRefused(topic, acked); code(err) != protocol.CodeStorageHighWatermark {
 		t.Fatalf("on a full disk: %v, want 0x4004", err)
 	}
 	r := newPeer(t, e).subscribe("g", topic)
@@ -366,12 +369,7 @@ func TestEngine_FullDiskRefusesBeforeAcknowledgingAndResumes(t *testing.T) {
 // TestEngine_SegmentsWithoutSpaceLoseNothing lets segment writes fail for want of space under load, until publishes are
 // refused, and checks that everything goes on when there is space.
 func TestEngine_SegmentsWithoutSpaceLoseNothing(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
+	f, o, e, p, topic := openFaulty(t)
 	var refused atomic.Int32
 	f.set(func(op *ring.Op) error {
 		if op.Kind == ring.Write && refused.Add(1) > 3 {

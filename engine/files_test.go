@@ -15,12 +15,7 @@ import (
 // TestEngine_OutOfDescriptorsLosesNothing lets the opening of segments fail for want of descriptors under load: publishes
 // go on, and so do the segments when there are descriptors again.
 func TestEngine_OutOfDescriptorsLosesNothing(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
+	f, o, e, p, topic := openFaulty(t)
 	var refused atomic.Int32
 	f.set(func(op *ring.Op) error {
 		if op.Kind == ring.Open && strings.Contains(op.Path, "/topics/") {

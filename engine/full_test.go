@@ -78,12 +78,7 @@ func TestEngine_StartsOnAFullDisk(t *testing.T) {
 
 // crashedWithEverythingInTheJournal returns the options of a broker that was killed before it wrote anything to a segment.
 func crashedWithEverythingInTheJournal(t *testing.T, messages int) Options {
-	o := testOptions(t.TempDir())
-	f := &faults{}
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
+	f, o, e, p, topic := openFaulty(t)
 	thaw := make(chan struct{})
 	f.set(func(op *ring.Op) error {
 		if op.Kind == ring.Write {

@@ -105,13 +105,8 @@ func TestEngine_RejectedMessagesAreDeadLetters(t *testing.T) {
 }
 
 func TestEngine_FullDiskKeepsMessagesWithoutALetter(t *testing.T) {
-	f := &faults{}
-	o := testOptions(t.TempDir())
-	o.OpenDevice = f.open(t)
-	e := mustOpen(t, o)
+	f, _, e, p, topic := openFaulty(t)
 	defer mustClose(t, e)
-	p := newPeer(t, e)
-	topic := p.declare("t", 1).TopicID
 	acked, err := p.publishN(topic, 0, 3)
 	if err != nil {
 		t.Fatal(err)
@@ -119,11 +114,7 @@ func TestEngine_FullDiskKeepsMessagesWithoutALetter(t *testing.T) {
 	r := newPeer(t, e).subscribe("g", topic)
 	m := r.next()
 	f.free.Store(1 << 20)
-	for err == nil { // until the free space is looked at
-		var n int
-		n, err = p.publishN(topic, acked, 1)
-		acked += n
-	}
+	acked, _ = p.publishUntilRefused(topic, acked) // until the free space is looked at
 	if err := r.reject(&m); code(err) != protocol.CodeDLQUnavailable {
 		t.Fatalf("rejecting on a full disk: %v, want 0x0031", err)
 	}

@@ -49,14 +49,20 @@ func encodeClusterTable() []byte {
 	return b
 }
 
+// frozenFiles returns the encodings of the frozen segment header, checkpoint and index.
+func frozenFiles() (header, check, index []byte) {
+	header = make([]byte, segmentHeaderLen)
+	putSegmentHeader(header, &frozenHeader)
+	check = make([]byte, checkpointLen)
+	putCheckpoint(check, frozenCheckpoint)
+	index = make([]byte, indexSize(&frozenIndex))
+	putIndex(index, frozenHeader.Stream, frozenHeader.Base, &frozenIndex)
+	return header, check, index
+}
+
 // TestFormats_BytesNeverChange holds the encodings against bytes that were frozen when the formats were.
 func TestFormats_BytesNeverChange(t *testing.T) {
-	header := make([]byte, segmentHeaderLen)
-	putSegmentHeader(header, &frozenHeader)
-	check := make([]byte, checkpointLen)
-	putCheckpoint(check, frozenCheckpoint)
-	index := make([]byte, indexSize(&frozenIndex))
-	putIndex(index, frozenHeader.Stream, frozenHeader.Base, &frozenIndex)
+	header, check, index := frozenFiles()
 	table := encodeTable(9, tableRow{Stream: frozenHeader.Stream, checkpoint: frozenCheckpoint})
 	cluster := encodeClusterTable()
 	snapshot := make([]byte, snapshotHeaderLen)
@@ -126,12 +132,7 @@ func TestFormats_DecodeWhatWasEncoded(t *testing.T) {
 
 // TestFormats_EveryFlippedBitIsFound flips each bit of each format; the version byte's may make it a newer version.
 func TestFormats_EveryFlippedBitIsFound(t *testing.T) {
-	header := make([]byte, segmentHeaderLen)
-	putSegmentHeader(header, &frozenHeader)
-	check := make([]byte, checkpointLen)
-	putCheckpoint(check, frozenCheckpoint)
-	index := make([]byte, indexSize(&frozenIndex))
-	putIndex(index, frozenHeader.Stream, frozenHeader.Base, &frozenIndex)
+	header, check, index := frozenFiles()
 	snap := append(make([]byte, snapshotHeaderLen), "data"...)
 	putSnapshotHeader(snap, &snapshotHeader{Kind: SnapshotDedup, Epoch: 1, Position: 2}, snap[snapshotHeaderLen:])
 	for name, c := range map[string]struct {

@@ -187,19 +187,8 @@ type topicsThatComeAndGo struct {
 func (w *topicsThatComeAndGo) act(n *node) {
 	rng := w.rng
 	switch rng.IntN(14) {
-	case 0:
-		n.s.RequestSweep()
-	case 1:
-		n.now += DefaultWriteOutEvery
-	case 2:
-		n.s.SaveSnapshot(SnapshotMetadata, uint64(len(n.acked[md])), n.j.Epoch(), []byte("metadata"))
-	case 3:
-		n.s.SaveSnapshot(SnapshotCursors, uint64(len(n.acked[le])), n.j.Epoch(), []byte("cursors"))
-	case 4:
-		n.now += DefaultSlicePause
-		for range rng.IntN(50) {
-			n.step()
-		}
+	case 0, 1, 2, 3, 4:
+		n.randomChore(rng)
 	case 5:
 		if id := w.streams[rng.IntN(len(w.streams))]; id.Kind == Messages {
 			n.s.Read(&ReadRequest{Stream: id, From: Sequence(1 + rng.IntN(5)), Done: func(r *ReadRequest) {

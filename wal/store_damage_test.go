@@ -38,6 +38,18 @@ func lived(t *testing.T, o OpenOptions) *node {
 	return n
 }
 
+// killedWithMetadata returns one like it that was killed with metadata that only the journal has, and its options.
+func killedWithMetadata(t *testing.T) (*node, OpenOptions) {
+	t.Helper()
+	o := smallStore(testPool(t))
+	n := lived(t, o)
+	for range 3 {
+		n.publish(100, md, p0)
+	}
+	n.kill()
+	return n, o
+}
+
 // activePath returns the newest segment of a partition and where its checkpoint is.
 func (n *node) activePath(id StreamID) (path string, durable int64) {
 	st := n.s.streams[id]
@@ -251,12 +263,7 @@ func TestOpen_UntrustedMetadataIsMovedAway(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := smallStore(testPool(t))
-			n := lived(t, o)
-			for range 3 {
-				n.publish(100, md, p0)
-			}
-			n.kill()
+			n, o := killedWithMetadata(t)
 			d := n.d.Clone()
 			reject := damage(d)
 			h := newMemory()

@@ -51,12 +51,7 @@ func TestOpen_RestoredMetadataGoesOnAfterAnyNumberOfStarts(t *testing.T) {
 		"log missing":    func(d *simdisk.Disk) { d.RemoveFile(find(t, d, metadataPrefix)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := smallStore(testPool(t))
-			n := lived(t, o)
-			for range 3 {
-				n.publish(100, md, p0)
-			}
-			n.kill()
+			n, o := killedWithMetadata(t)
 			d := n.d.Clone()
 			damage(d)
 			last := n

@@ -62,19 +62,8 @@ func (n *node) randomWork(rng *rand.Rand, streams []StreamID) {
 	n.t.Helper()
 	for range 60 {
 		switch rng.IntN(12) {
-		case 0:
-			n.s.RequestSweep()
-		case 1:
-			n.now += DefaultWriteOutEvery
-		case 2:
-			n.s.SaveSnapshot(SnapshotMetadata, uint64(len(n.acked[md])), n.j.Epoch(), []byte("metadata"))
-		case 3:
-			n.s.SaveSnapshot(SnapshotCursors, uint64(len(n.acked[le])), n.j.Epoch(), []byte("cursors"))
-		case 4:
-			n.now += DefaultSlicePause
-			for range rng.IntN(50) {
-				n.step()
-			}
+		case 0, 1, 2, 3, 4:
+			n.randomChore(rng)
 		case 5:
 			n.randomRead(rng, streams[rng.IntN(4)])
 		default:
@@ -86,6 +75,25 @@ func (n *node) randomWork(rng *rand.Rand, streams []StreamID) {
 			}
 		}
 		n.step()
+	}
+}
+
+// randomChore asks for a sweep, lets time pass, or saves a snapshot.
+func (n *node) randomChore(rng *rand.Rand) {
+	switch rng.IntN(5) {
+	case 0:
+		n.s.RequestSweep()
+	case 1:
+		n.now += DefaultWriteOutEvery
+	case 2:
+		n.s.SaveSnapshot(SnapshotMetadata, uint64(len(n.acked[md])), n.j.Epoch(), []byte("metadata"))
+	case 3:
+		n.s.SaveSnapshot(SnapshotCursors, uint64(len(n.acked[le])), n.j.Epoch(), []byte("cursors"))
+	default:
+		n.now += DefaultSlicePause
+		for range rng.IntN(50) {
+			n.step()
+		}
 	}
 }
 

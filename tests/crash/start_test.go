@@ -3,7 +3,6 @@ package crash
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,23 +16,28 @@ import (
 	"github.com/mortarmq/mortarmq/tests/harness"
 )
 
-// withData returns a data directory that a broker with one topic, one group and a few messages was shut down on.
-func withData(t *testing.T) *DaemonTarget {
+// startWithOrders starts the broker, connects to it until the test ends and makes sure of the topic "orders".
+func startWithOrders(t *testing.T, target *DaemonTarget) (addr string, conn *harness.Conn, topic protocol.DeclareResult) {
 	t.Helper()
-	target := newTarget(t, nil)
 	addr, err := target.Start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := harness.Dial(addr, "")
-	if err != nil {
+	if conn, err = harness.Dial(addr, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	topic, err := conn.Declare("orders", 2)
-	if err != nil {
+	t.Cleanup(func() { _ = conn.Close() })
+	if topic, err = conn.Declare("orders", 2); err != nil {
 		t.Fatal(err)
 	}
+	return addr, conn, topic
+}
+
+// withData returns a data directory that a broker with one topic, one group and a few messages was shut down on.
+func withData(t *testing.T) *DaemonTarget {
+	t.Helper()
+	target := newTarget(t, nil)
+	addr, conn, topic := startWithOrders(t, target)
 	for i := range 20 {
 		pub := protocol.Pub{TopicID: topic.TopicID, Partition: uint16(i % 2), Value: fmt.Appendf(nil, "order %d", i)}
 		if _, err := conn.Publish(&pub); err != nil {
@@ -191,20 +195,8 @@ func TestStart_RefusesADirectoryThatAnotherBrokerUses(t *testing.T) {
 func TestStart_AfterACleanShutdownNothingIsReplayed(t *testing.T) {
 	t.Parallel()
 	target := withData(t)
-	addr, err := target.Start(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
 	// What was acknowledged stays so; what was not comes back.
-	conn, err := harness.Dial(addr, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	topic, err := conn.Declare("orders", 2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	addr, _, topic := startWithOrders(t, target)
 	if !topic.Existed {
 		t.Error("the topic is gone")
 	}
