@@ -46,6 +46,7 @@ func (r *replication) startFill(ev *replicaEvent) {
 	if f == nil {
 		f = &fill{r: r, last: r.s.published}
 		r.giveUp(ev.point)
+		r.s.eng.coord.Silence()
 		r.fill = f
 		f.reset()
 	}

@@ -475,8 +475,12 @@ func (n *Node) turn() (progress bool, next time.Duration) {
 	n.publish()
 	n.closeStep()
 	// A flush that hangs is seen by looking, and so is progress.
-	return progress || len(events) > 0, min(next, n.machine.Deadline(), n.now()+lookEvery)
+	now := n.now()
+	return progress || len(events) > 0, max(min(next, n.machine.Deadline(), now+lookEvery), now+minPause)
 }
+
+// minPause keeps the control loop from spinning on something that is due and can't be done.
+const minPause = time.Millisecond
 
 // lookEvery bounds how old the machine's picture of the logs gets.
 const lookEvery = 50 * time.Millisecond

@@ -61,12 +61,14 @@ type storeLoop struct {
 	store  *wal.Store
 	spare  []storeMessage
 	failed bool
+	// installed are the positions of snapshots from another node, by kind.
+	installed map[wal.SnapshotKind]uint64
 	// closing: write out and checkpoint; ended: that is done.
 	closing, ended bool
 }
 
 func newStoreLoop(e *Engine, id int) *storeLoop {
-	l := &storeLoop{id: id, eng: e, log: e.log.With("store", id), start: make(chan struct{}), done: make(chan struct{})}
+	l := &storeLoop{id: id, eng: e, log: e.log.With("store", id), start: make(chan struct{}), done: make(chan struct{}), installed: map[wal.SnapshotKind]uint64{}}
 	l.free.Store(-1)
 	l.inbox = mpsc.New[storeMessage](l.device.wake)
 	return l
@@ -204,6 +206,9 @@ func (l *storeLoop) take() {
 		case storeRead:
 			l.store.Read(m.read)
 		case storeSnapshot:
+			if m.snapshotKind != wal.SnapshotDedup && m.position < l.installed[m.snapshotKind] {
+				continue // of a coordinator that does not know of the catch-up
+			}
 			l.store.SaveSnapshot(m.snapshotKind, m.position, m.epoch, m.data)
 		case storeDrop:
 			l.store.DropTopic(m.topic)
@@ -212,6 +217,7 @@ func (l *storeLoop) take() {
 		case storeReset:
 			l.store.Reset(m.stream, wal.Sequence(m.position), m.done)
 		case storeInstall:
+			l.installed[m.snapshotKind] = max(l.installed[m.snapshotKind], m.position)
 			l.store.Install(m.snapshotKind, m.position, m.epoch, m.data, m.done)
 		case storeSweep:
 			l.store.RequestSweep()

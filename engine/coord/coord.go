@@ -130,7 +130,9 @@ type Coordinator struct {
 	logFailed   string
 	// standby: another node leads; standbyErr is why this one can't. deposed: it led once.
 	standby, deposed bool
-	standbyErr       error
+	// silenced: nothing is folded or written down any more.
+	silenced   bool
+	standbyErr error
 
 	topics topicChanges
 	groups groupHosts
@@ -211,7 +213,7 @@ func (c *Coordinator) End() {
 	c.inbox.Close()
 	c.turn()
 	if d, ok := c.delivery.(*delivery); ok {
-		d.close()
+		d.close(!c.silenced)
 	}
 }
 
@@ -256,7 +258,9 @@ func (c *Coordinator) turn() (next time.Duration, due bool) {
 	}
 	c.spare = events
 	if c.standby || c.deposed {
-		c.delivery.compact()
+		if !c.silenced {
+			c.delivery.compact()
+		}
 		c.flush()
 		return 0, false
 	}

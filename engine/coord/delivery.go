@@ -293,9 +293,9 @@ func (d *delivery) eachConsumer(client Client, do func(*consumer)) {
 
 // close is called after the last turn: it gives all memory back and writes the cursors down, so that the next start has little to read. The ledger's
 // records that are not committed yet are lost, as in a crash: what they would have answered has not been answered.
-func (d *delivery) close() {
+func (d *delivery) close(checkpoint bool) {
 	for _, l := range d.ledgers {
-		if l.sinceRecords > 0 {
+		if checkpoint && l.sinceRecords > 0 {
 			d.checkpoint(l)
 		}
 	}

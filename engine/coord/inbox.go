@@ -37,6 +37,7 @@ const (
 	evDepose
 	evFreeze
 	evSnapshot
+	evSilence
 )
 
 // event is one item of the inbox.
@@ -184,6 +185,8 @@ func (c *Coordinator) handle(ev *event) {
 		c.lead(ev.epoch, ev.served)
 	case evDepose:
 		c.depose(ev.text)
+	case evSilence:
+		c.silenced = true
 	case evSnapshot:
 		ev.snapshot(c.snapshots(ev.journal))
 	case evFreeze:

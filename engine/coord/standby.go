@@ -1,6 +1,7 @@
 package coord
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -26,12 +27,21 @@ func (c *Coordinator) Depose(text string) {
 	c.inbox.Push(event{kind: evDepose, text: text})
 }
 
+// Silence tells that a journal is being filled from another node: what is folded here is of no use any more, and nothing of it
+// is written down. The engine is opened anew when the journal is full.
+func (c *Coordinator) Silence() {
+	c.inbox.Push(event{kind: evSilence})
+}
+
 // Freeze tells that nothing can be committed for the time being, and why; an empty text ends it. Meanwhile ACK and NACK
 // get 0x6002, what would change metadata 0x2003, both with the text; PULL goes on up to what is committed. The clock of
 // leases, sessions and retries stands still: nobody is punished for what could not be put on record.
 func (c *Coordinator) Freeze(text string) {
 	c.inbox.Push(event{kind: evFreeze, text: text})
 }
+
+// errSilenced is why a coordinator whose journals are being filled can't lead.
+var errSilenced = errors.New("a log of this node is being filled from another node")
 
 // lead ends standing by.
 func (c *Coordinator) lead(e wal.Epoch, served func(error)) {
@@ -40,6 +50,10 @@ func (c *Coordinator) lead(e wal.Epoch, served func(error)) {
 		return
 	}
 	c.epoch = e
+	if c.silenced {
+		served(errSilenced)
+		return
+	}
 	if err := c.standbyErr; err != nil {
 		served(err)
 		return
@@ -74,7 +88,7 @@ func (c *Coordinator) depose(text string) {
 // follow folds a committed round while standing by. What can't be folded is kept as the reason why this node can't lead.
 func (c *Coordinator) follow(journal int, r *wal.Round) {
 	defer r.Release()
-	if c.standbyErr != nil {
+	if c.standbyErr != nil || c.silenced {
 		return
 	}
 	var rec wal.Record
