@@ -225,7 +225,7 @@ func (d *stubDelivery) take() (calls string) {
 
 // bench is a coordinator whose log, time and clients are in the test's hands.
 type bench struct {
-	t     *testing.T
+	t     testing.TB
 	c     *Coordinator
 	log   *stubLog
 	store *stubStore
@@ -242,7 +242,7 @@ type bench struct {
 	records, ledger []wal.Record
 }
 
-func newBench(t *testing.T, change ...func(*Options)) *bench {
+func newBench(t testing.TB, change ...func(*Options)) *bench {
 	b := &bench{t: t, log: &stubLog{}, store: &stubStore{}, now: time.Second, epoch: 0, pool: ring.NewPool(16 << 20)}
 	b.start(change...)
 	return b

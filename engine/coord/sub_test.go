@@ -11,7 +11,7 @@ import (
 )
 
 // withTopic returns a bench with topic 1 of the given partition count, and a client.
-func withTopic(t *testing.T, partitions uint16, change ...func(*Options)) (*bench, *stubClient) {
+func withTopic(t testing.TB, partitions uint16, change ...func(*Options)) (*bench, *stubClient) {
 	t.Helper()
 	b := newBench(t, change...)
 	c := b.client()
