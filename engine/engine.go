@@ -209,6 +209,7 @@ func (e *Engine) recover() error {
 				return err
 			}
 		}
+		e.restoreTails(recoveries)
 		return nil // the recovery goes on until this node leads
 	}
 	for _, s := range e.shards {
@@ -217,16 +218,23 @@ func (e *Engine) recover() error {
 	if err := e.coord.Recovered(); err != nil {
 		return err
 	}
+	e.restoreTails(recoveries)
+	return nil
+}
+
+// restoreTails gives the coordinator what a full disk keeps from its segments.
+func (e *Engine) restoreTails(recoveries []*wal.Recovery) {
 	for i, r := range recoveries {
-		if len(r.Unwritten) > 0 {
-			e.log.Warn("the disk is full: publishes are refused until there is space; everything can be read", "journal", i)
+		if len(r.Unwritten) == 0 {
+			continue
 		}
+		e.log.Warn("the disk is full: publishes are refused until there is space; everything can be read", "journal", i)
 		for _, round := range r.Unwritten {
 			e.coord.RestoreTail(i, round)
 		}
+		r.Unwritten = nil
 		e.coord.Written(i, e.stores[i].store.Written())
 	}
-	return nil
 }
 
 // report tells the operator what the recovery of a journal found, and keeps what is not served.

@@ -502,7 +502,8 @@ func (s *shard) propose(p *proposal) bool {
 	}
 	if err := s.journal.Append(p.stream, &s.record); err != nil {
 		s.appendFailed(err)
-		return false
+		// On a full disk nothing makes room in the journal: a shutdown can't wait for it, and nobody for the record.
+		return s.closing && errors.Is(err, wal.ErrJournalFull) && s.spaceLow()
 	}
 	*seq++
 	return true
