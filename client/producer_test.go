@@ -276,7 +276,7 @@ func TestProducer_RetriesInOrderWhatTheBrokerAsksToRetry(t *testing.T) {
 		t.Run(code.Name(), func(t *testing.T) {
 			b := newFakeBroker(t)
 			topic := b.addTopic("orders", 1)
-			p := newTestProducer(t, b, "orders", ProducerOptions{})
+			p := newTestProducer(t, b, "orders", ProducerOptions{MaxInFlight: 200}) // what each refusal has sent again
 			pubs := 0
 			b.hook(func(c *fakeConn, op protocol.Op, payload []byte) ([]byte, bool, bool) {
 				if op != protocol.OpPub {
@@ -294,7 +294,7 @@ func TestProducer_RetriesInOrderWhatTheBrokerAsksToRetry(t *testing.T) {
 				}
 				return c.refuse(&m, code), true, false
 			})
-			values := numbers(3000)
+			values := numbers(1500)
 			results, errs := sendAll(t, p, values)
 			requireNoErrors(t, errs)
 			requireStored(t, b, topic, 0, values)
