@@ -179,7 +179,8 @@ func (h *host) due() time.Duration {
 		return wal.Never
 	}
 	at := h.next
-	if d, ok := h.disk.NextDue(); ok {
+	// What was due before has been polled, or belongs to nobody: an engine that could not be closed in order.
+	if d, ok := h.disk.NextDue(); ok && d > h.w.now {
 		at = min(at, d)
 	}
 	return max(at, h.w.now)

@@ -83,9 +83,19 @@ func (w *world) fail(format string, args ...any) {
 // maxTurns bounds what a node does at one moment: beyond it, it spins.
 const maxTurns = 20000
 
+// maxSteps is how many steps a second takes at most; with more, something spins.
+const maxSteps = 200000
+
 // run lets time pass until the given moment, or until stop returns true.
 func (w *world) run(until time.Duration, stop func() bool) {
+	steps, mark := 0, w.now
 	for w.failed == "" && (stop == nil || !stop()) {
+		if steps++; steps >= maxSteps {
+			if w.now-mark < time.Second {
+				w.fail("%d steps took only %v", steps, w.now-mark)
+			}
+			steps, mark = 0, w.now
+		}
 		next := until
 		for _, h := range w.hosts {
 			next = min(next, h.due())
