@@ -70,28 +70,64 @@ func (d *delivery) groupStats(g *GroupStats) {
 		for i, rd := range set.readers {
 			s := rd.cur.Stats()
 			lag = max(lag, s.Depth)
-			g.InFlight += s.InFlight
-			g.Waiting += s.Unsettled - s.InFlight
-			g.Retries += s.Retried
-			g.Published += uint64(s.Last - s.Start)
-			g.Acknowledged += s.Acked
-			g.Dropped += s.Dropped
-			g.DLQ += s.Buried
-			if i < len(g.Parts) {
-				p := &g.Parts[i]
-				if p.Lag, p.InFlight = max(p.Lag, s.Depth), p.InFlight+s.InFlight; n == 0 || uint64(s.Floor) < p.AckFloor {
-					p.AckFloor = uint64(s.Floor)
-				}
+			g.count(i, n == 0, &s)
+		}
+		g.memberLag(set.member, lag)
+	}
+}
+
+// standbyStats implements deliverer: while standing by there are no readers, but the ledgers have the cursors.
+func (d *delivery) standbyStats(g *GroupStats) {
+	members := []uint64{0}
+	if g.Settings.Broadcast {
+		members = members[:0]
+		for i := range g.Members {
+			members = append(members, g.Members[i].ID)
+		}
+	}
+	for n, member := range members {
+		lag := uint64(0)
+		for i := range g.Parts {
+			part := uint16(i)
+			cur := d.ledgers[d.c.placement(g.TopicID, part)].book.Cursor(ledger.Key{Group: g.ID, Topic: g.TopicID, Partition: part, Member: member})
+			if cur == nil {
+				continue
 			}
+			s := cur.Stats()
+			if p := d.known(g.TopicID, part); p != nil && sequence(p.last) > s.Last { // nobody tells cursors meanwhile
+				more := uint64(sequence(p.last) - s.Last)
+				s.Last, s.Depth, s.Unsettled = s.Last+ledger.Sequence(more), s.Depth+more, s.Unsettled+more
+			}
+			lag = max(lag, s.Depth)
+			g.count(i, n == 0, &s)
 		}
-		g.Lag = max(g.Lag, lag)
-		if set.member == 0 {
-			continue
+		g.memberLag(member, lag)
+	}
+}
+
+// count adds what a cursor of partition i knows; first: it is the partition's first one.
+func (g *GroupStats) count(i int, first bool, s *ledger.Stats) {
+	g.Lag = max(g.Lag, s.Depth)
+	g.InFlight += s.InFlight
+	g.Waiting += s.Unsettled - s.InFlight
+	g.Retries += s.Retried
+	g.Published += uint64(s.Last - s.Start)
+	g.Acknowledged += s.Acked
+	g.Dropped += s.Dropped
+	g.DLQ += s.Buried
+	if i < len(g.Parts) {
+		p := &g.Parts[i]
+		if p.Lag, p.InFlight = max(p.Lag, s.Depth), p.InFlight+s.InFlight; first || uint64(s.Floor) < p.AckFloor {
+			p.AckFloor = uint64(s.Floor)
 		}
-		at, ok := slices.BinarySearchFunc(g.Members, set.member, func(m MemberStats, id uint64) int { return cmp.Compare(m.ID, id) })
-		if ok {
-			g.Members[at].Lag = lag
-		}
+	}
+}
+
+// memberLag notes the lag of a member of a broadcast group; 0 is none.
+func (g *GroupStats) memberLag(member, lag uint64) {
+	at, ok := slices.BinarySearchFunc(g.Members, member, func(m MemberStats, id uint64) int { return cmp.Compare(m.ID, id) })
+	if ok {
+		g.Members[at].Lag = lag
 	}
 }
 

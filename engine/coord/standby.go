@@ -129,3 +129,48 @@ func (c *Coordinator) followMetadata(rec *wal.Record) error {
 	}
 	return nil
 }
+
+// standbyGroups adds the groups to a picture that is taken while standing by: from the metadata and the ledgers.
+func (c *Coordinator) standbyGroups(s *Stats) {
+	topics := make(map[uint16]*TopicStats, len(s.Topics))
+	for i := range s.Topics {
+		topics[s.Topics[i].ID] = &s.Topics[i]
+	}
+	for _, g := range c.meta.Groups() {
+		gs := c.standbyGroup(g)
+		c.delivery.standbyStats(&gs)
+		gs.ownedLag()
+		if t := topics[g.Topic]; t != nil {
+			for i := range min(len(t.Parts), len(gs.Parts)) {
+				t.Parts[i].Depth = max(t.Parts[i].Depth, gs.Parts[i].Lag)
+			}
+		}
+		s.Groups = append(s.Groups, gs)
+	}
+}
+
+// standbyGroup is what the metadata says of a group.
+func (c *Coordinator) standbyGroup(g *metadata.Group) GroupStats {
+	gs := GroupStats{
+		ID: g.ID, Name: g.Name, TopicID: g.Topic, Topic: c.meta.Topic(g.Topic).Name, State: "stable",
+		MembershipEpoch: g.MembershipEpoch, AssignmentEpoch: g.AssignmentEpoch, Settings: c.groupSettings(g),
+		Parts: make([]GroupPartitionStats, len(g.Parts)),
+	}
+	for i, p := range g.Parts {
+		gs.Parts[i] = GroupPartitionStats{Member: p.Owner, OwnershipEpoch: p.OwnershipEpoch, Installed: p.Owner == p.Target}
+		if p.Owner != p.Target {
+			gs.State = "rebalancing"
+		}
+	}
+	if len(g.Members) == 0 {
+		gs.State = "empty"
+	}
+	for _, m := range g.Members {
+		ms := MemberStats{ID: m.ID, AssignmentEpoch: g.AssignmentEpoch, InstalledEpoch: g.AssignmentEpoch}
+		if g.Settings.Broadcast {
+			ms.OwnershipEpoch = uint64(m.JoinEpoch)
+		}
+		gs.Members = append(gs.Members, ms)
+	}
+	return gs
+}

@@ -3,7 +3,8 @@ package coord
 import "time"
 
 // Stats is a picture of the coordinator's state at one moment; nobody changes it afterwards. Topics, groups, members and
-// partitions are sorted by id.
+// partitions are sorted by id. A coordinator that stands by tells what is committed, as far as it has heard: who is connected,
+// and what was confirmed without a record, only the leader knows.
 type Stats struct {
 	// Epoch is the leader epoch, MutationID the last metadata mutation folded.
 	Epoch      uint32

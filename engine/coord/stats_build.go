@@ -24,6 +24,10 @@ func (c *Coordinator) statistics() *Stats {
 	for _, t := range c.meta.Topics() {
 		s.Topics = append(s.Topics, c.topicStats(t))
 	}
+	if c.standby {
+		c.standbyGroups(s)
+		return s
+	}
 	for _, g := range c.meta.Groups() {
 		if h := c.groups.byID[g.ID]; h != nil {
 			s.Groups = append(s.Groups, c.groupStats(g, h))
@@ -70,9 +74,7 @@ func (c *Coordinator) groupStats(g *metadata.Group, h *groupHost) GroupStats {
 	default:
 		gs.State = "rebalancing"
 	}
-	at := make(map[uint64]int, len(members))
-	for i, m := range members {
-		at[m.ID] = i
+	for _, m := range members {
 		ms := MemberStats{ID: m.ID, Connected: m.Connected, AssignmentEpoch: gs.AssignmentEpoch, InstalledEpoch: m.InstalledEpoch}
 		if h.broadcast {
 			ms.OwnershipEpoch = uint64(m.JoinEpoch)
@@ -80,13 +82,22 @@ func (c *Coordinator) groupStats(g *metadata.Group, h *groupHost) GroupStats {
 		gs.Members = append(gs.Members, ms)
 	}
 	c.delivery.groupStats(&gs)
-	for _, p := range gs.Parts {
+	gs.ownedLag()
+	return gs
+}
+
+// ownedLag gives the members the lag and the ownership epoch of what they own.
+func (g *GroupStats) ownedLag() {
+	at := make(map[uint64]int, len(g.Members))
+	for i := range g.Members {
+		at[g.Members[i].ID] = i
+	}
+	for _, p := range g.Parts {
 		if i, ok := at[p.Member]; ok {
-			ms := &gs.Members[i]
-			ms.Lag, ms.OwnershipEpoch = max(ms.Lag, p.Lag), max(ms.OwnershipEpoch, p.OwnershipEpoch)
+			m := &g.Members[i]
+			m.Lag, m.OwnershipEpoch = max(m.Lag, p.Lag), max(m.OwnershipEpoch, p.OwnershipEpoch)
 		}
 	}
-	return gs
 }
 
 // groupSettings are a group's settings with the broker's in the places of those that it leaves open.

@@ -216,6 +216,7 @@ func (d *stubDelivery) compact()                              {}
 func (d *stubDelivery) bounds(_, _ uint16, _, _ wal.Sequence) {}
 func (d *stubDelivery) recovered() error                      { d.say("recovered"); return nil }
 func (d *stubDelivery) groupStats(g *GroupStats)              { g.Parts[0].Lag, g.Lag = 7, 7 }
+func (d *stubDelivery) standbyStats(*GroupStats)              {}
 func (d *stubDelivery) topicStats(*TopicStats)                {}
 func (d *stubDelivery) endToEnd() Quantiles                   { return Quantiles{} }
 func (d *stubDelivery) take() (calls string) {

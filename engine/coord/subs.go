@@ -128,6 +128,8 @@ type deliverer interface {
 
 	// groupStats and topicStats fill in what delivery knows; the identifying fields are set by the caller.
 	groupStats(g *GroupStats)
+	// standbyStats is groupStats while standing by, from the ledgers alone; the members are filled in too.
+	standbyStats(g *GroupStats)
 	topicStats(t *TopicStats)
 	// endToEnd is Stats.E2E.
 	endToEnd() Quantiles
