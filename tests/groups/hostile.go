@@ -66,6 +66,7 @@ var (
 		{"b", `{"retry":[10,50],"lease_ms":2000,"max_attempts":3,"strategy":"circle"}`, false},
 		{"wild", "", true},
 		{"ordered", `{"ordered":true,"retry":[10]}`, true},
+		{"radio", `{"broadcast":true,"lease_ms":1000}`, true},
 	}
 )
 

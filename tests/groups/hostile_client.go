@@ -22,6 +22,7 @@ const (
 	maxUnanswered = 2000
 	maxKept       = 300
 	maxSubs       = 8
+	maxJoining    = 3
 )
 
 // hostileClient is one connection of a client that does as it likes.
@@ -36,6 +37,8 @@ type hostileClient struct {
 	// subs are the subscriptions that it uses, byID all that it has ever had, the newest of each id.
 	subs []*hostileSub
 	byID map[uint16]*hostileSub
+	// joining is the number of SUBs without an answer.
+	joining int
 	// shut says that the broker must close the connection, or may: it was sent nonsense, or told of its fault.
 	shut bool
 }
@@ -259,7 +262,9 @@ func (c *hostileClient) message(m protocol.Msg) error {
 // act sends one request, sensible or not.
 func (c *hostileClient) act() {
 	if len(c.subs) == 0 || c.rng.IntN(60) == 0 {
-		c.subscribe()
+		if c.joining < maxJoining {
+			c.subscribe()
+		}
 		return
 	}
 	s := c.subs[c.rng.IntN(len(c.subs))]
@@ -314,6 +319,9 @@ func (c *hostileClient) subscribe() {
 	case 1:
 		m.Flags, m.Settings = m.Flags|protocol.SubFlagSettings, []byte(pick(c.rng, "", "{}", `{"max_attempts":0}`, `{"lease_ms":-1}`, `{"retry":[]}`, "[", `{"retry":"rocketmq"}`))
 	}
+	if (g.name == "radio") != (c.rng.IntN(30) == 0) {
+		m.Flags |= protocol.SubFlagBroadcast
+	}
 	if c.rng.IntN(4) == 0 && len(others) > 0 {
 		m.Flags, m.MemberID = m.Flags|protocol.SubFlagRejoin, others[c.rng.IntN(len(others))]
 	}
@@ -324,7 +332,9 @@ func (c *hostileClient) subscribe() {
 	if bytes == 0 {
 		bytes = 2 << 20
 	}
+	c.joining++
 	c.ask(protocol.OpSub, nil, m.AppendFrame(nil), func(result []byte, err *protocol.Error) {
+		c.joining--
 		if err != nil {
 			return
 		}
