@@ -40,6 +40,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -99,6 +100,8 @@ type Disk struct {
 
 	queue  Queue
 	queues []*Queue
+	// busy counts the operations in flight of all queues: a simulator asks idle disks again and again.
+	busy atomic.Int64
 }
 
 // handle is an open file.
@@ -129,6 +132,7 @@ func New(opts Options) *Disk {
 type Queue struct {
 	d        *Disk
 	inFlight []*flight
+	busy     atomic.Int64
 	// ready is scratch of pick.
 	ready []*flight
 }
@@ -162,6 +166,9 @@ func (d *Disk) NewQueue() *Queue {
 // NextDue returns when the next operation of any queue completes; ok is false where nothing in flight will by itself.
 // Without a clock that is at once.
 func (d *Disk) NextDue() (at time.Duration, ok bool) {
+	if d.busy.Load() == 0 {
+		return 0, false
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, q := range d.queues {
@@ -228,6 +235,8 @@ func (q *Queue) Submit(op *ring.Op) {
 	op.N, op.Err, op.Names, op.Direct = 0, nil, nil, false
 	f := &flight{op: op, seq: d.seq, due: d.now()}
 	q.inFlight = append(q.inFlight, f)
+	q.busy.Add(1)
+	d.busy.Add(1)
 	if d.opts.Latency != nil && d.opts.Now != nil {
 		f.due += d.opts.Latency(op, d.rng)
 	}
@@ -254,6 +263,9 @@ func (q *Queue) WaitOne() error {
 
 // completeOne completes the next operation; with early even one whose time hasn't come.
 func (q *Queue) completeOne(early bool) bool {
+	if q.busy.Load() == 0 {
+		return false
+	}
 	d := q.d
 	d.mu.Lock()
 	f, step, now := q.pick(), d.onStep, d.now()
@@ -269,6 +281,8 @@ func (q *Queue) completeOne(early bool) bool {
 	}
 	d.mu.Lock()
 	q.inFlight = slices.DeleteFunc(q.inFlight, func(x *flight) bool { return x == f })
+	q.busy.Add(-1)
+	d.busy.Add(-1)
 	f.finish(d)
 	d.mu.Unlock()
 	f.op.Done(f.op)
