@@ -9,15 +9,6 @@ import (
 
 var three = []NodeID{1, 2, 3}
 
-// points returns the points of rounds first, first+1 and so on with these epochs.
-func points(first Index, epochs ...Epoch) []Point {
-	var p []Point
-	for i, e := range epochs {
-		p = append(p, Point{Epoch: e, Index: first + Index(i)})
-	}
-	return p
-}
-
 func openLog(t testing.TB, committed Point, pending ...Point) *Log {
 	t.Helper()
 	l, err := NewLog(1, three, committed, pending)
