@@ -319,7 +319,7 @@ func (f *fill) end(frame *peerwire.CatchupDone) (bool, error) {
 	if len(f.pieces) > 0 || frame.Point.Index == 0 {
 		return false, fmt.Errorf("%w: the end comes before a snapshot is complete", errFillOrder)
 	}
-	p := wal.LogPosition{Point: logPoint(frame.Point), Commit: wal.LogIndex(frame.Point.Index), Flags: wal.CatchupRound}
+	p := wal.LogPosition{Point: logPoint(frame.Point), Flags: wal.CatchupRound}
 	if !f.seal(p) {
 		return false, nil
 	}
@@ -333,7 +333,8 @@ func (f *fill) seal(p wal.LogPosition) bool {
 	if records, _ := s.journal.Gathered(); s.journal.Busy() || s.journal.Err() != nil || records == 0 && p.Point.Index == 0 {
 		return false
 	}
-	if err := s.journal.Stamp(p.Point, p.Prev, p.Commit, p.Flags); err != nil {
+	// Recovery has to know what of the log before the catch-up was committed: the records taken now follow those.
+	if err := s.journal.Stamp(p.Point, p.Prev, wal.LogIndex(f.r.log.Commit()), p.Flags); err != nil {
 		s.appendFailed(err)
 		return false
 	}
