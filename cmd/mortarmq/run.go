@@ -89,7 +89,7 @@ Exit codes: 0 done, 2 bad arguments, 3 the broker can't be reached, 4 the broker
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long to wait for the broker's answer")
 	root.AddCommand(
 		a.topicsCommand(), a.groupsCommand(), a.leaderCommand(), a.brokerCommand(),
-		a.pubCommand(), a.subCommand(), a.dlqCommand(), a.benchCommand(),
+		a.pubCommand(), a.subCommand(), a.dlqCommand(), a.benchCommand(), a.clusterCommand(),
 		a.dumpCommand(), a.hashTokenCommand(), a.versionCommand(),
 	)
 	return root
