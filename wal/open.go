@@ -636,9 +636,7 @@ func (o *opener) abandon() {
 		return // what is in flight still owns its memory
 	}
 	s.closeAll()
-	for _, st := range s.order {
-		s.discard(st)
-	}
+	s.discardAll()
 	for _, r := range o.unwritten {
 		r.Release()
 	}

@@ -71,10 +71,20 @@ func (s *Store) stepClose() {
 		}
 	}
 	c.closed = true
+	s.discardAll()
+	s.freeBuffers()
+}
+
+// discardAll forgets what waits to be written.
+func (s *Store) discardAll() {
 	for _, st := range s.order {
 		s.discard(st)
 	}
-	s.freeBuffers()
+	for _, d := range s.drops {
+		for _, st := range d.streams {
+			s.discard(st) // of a write-out that did not get that far
+		}
+	}
 }
 
 // endWithoutSpace ends the shutdown early where the disk is full: it would wait for somebody to make room. Nothing is at the disk.

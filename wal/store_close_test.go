@@ -6,6 +6,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -367,4 +368,87 @@ func TestStore_CloseLeavesOutWhatIsRedundantWhereItTakesLong(t *testing.T) {
 	}
 	n.check()
 	n.close()
+}
+
+// TestStore_ShortagesAmidRandomWorkPass lets space and descriptors run short for a while, anywhere in random work with
+// topics that come and go, also during a shutdown. Afterwards everything is written, and nothing is missing.
+func TestStore_ShortagesAmidRandomWorkPass(t *testing.T) {
+	for seed := range uint64(30) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 101))
+			o := smallStore(testPool(t))
+			o.Journal.FileBytes, o.Journal.MinFiles = 2<<20, 4 // publishes don't wait
+			o.Store.SegmentMaxBytes = int64(8<<10 + rng.IntN(40<<10))
+			o.Store.DirectBytes = int64(rng.IntN(30<<10)) - 1
+			w := &topicsThatComeAndGo{rng: rng, streams: []StreamID{le, md}}
+			n := openNode(t, simdisk.New(simdisk.Options{Seed: seed + 1}), o)
+			o.Deleted = func(topic uint16) bool { return n.dropped[topic] }
+			for range 4 {
+				var relieve []func()
+				for range 60 {
+					w.act(n)
+					if rng.IntN(8) == 0 {
+						relieve = append(relieve, n.d.Inject(randomShortage(rng)))
+					}
+					n.now += time.Duration(rng.IntN(int(retryEvery)))
+					n.step()
+				}
+				n.finishRounds()
+				if rng.IntN(2) == 0 { // otherwise they last until the shutdown is over
+					for _, f := range relieve {
+						f()
+					}
+					for range 3 {
+						n.now += retryEvery
+						n.settle()
+					}
+					if n.s.Written() != n.j.Flushed() {
+						t.Fatalf("round %d of %d is written", n.s.Written(), n.j.Flushed())
+					}
+				}
+				n.closeInTime()
+				n = n.reopen(n.d.Clone(), o)
+				if len(n.rec.Quarantined) > 0 || len(n.rec.Unwritten) > 0 {
+					t.Fatalf("quarantined: %+v, %d rounds wait for space", n.rec.Quarantined, len(n.rec.Unwritten))
+				}
+				n.check()
+			}
+			n.settle()
+			n.close()
+		})
+	}
+}
+
+// randomShortage returns a fault that hits a few operations which need space or a descriptor.
+func randomShortage(rng *rand.Rand) simdisk.Fault {
+	f := []simdisk.Fault{
+		{Kind: ring.Write, Path: "*.mqs", Err: syscall.ENOSPC}, {Kind: ring.Write, Err: syscall.ENOSPC},
+		{Kind: ring.Mkdir, Err: syscall.ENOSPC}, {Kind: ring.Truncate, Err: syscall.EDQUOT},
+		{Kind: ring.Open, Path: "*.tmp", Err: syscall.ENOSPC}, {Kind: ring.Open, Path: "*.mqs", Err: syscall.EMFILE},
+		{Kind: ring.Open, Path: "*.tmp", Err: syscall.ENFILE},
+	}[rng.IntN(7)]
+	f.Skip, f.Count = rng.IntN(10), 1+rng.IntN(10)
+	return f
+}
+
+// closeInTime is close while time passes, for what is tried again.
+func (n *node) closeInTime() {
+	n.t.Helper()
+	n.saveDedup()
+	n.s.StartClose()
+	for range 100_000 {
+		next := n.s.Step(n.now)
+		switch {
+		case n.s.Closed():
+			n.closeJournal()
+			return
+		case n.d.InFlight() > 0:
+			if err := n.d.WaitOne(); err != nil {
+				n.t.Fatal(err)
+			}
+		case next > n.now && next != Never:
+			n.now = next
+		}
+	}
+	n.t.Fatal("the store doesn't close")
 }

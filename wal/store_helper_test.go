@@ -330,14 +330,7 @@ func (n *node) closeJournal() {
 // kill forgets the node as if its process had died, giving its memory back.
 func (n *node) kill() {
 	n.j.releaseMemory()
-	for _, st := range n.s.order {
-		n.s.discard(st)
-	}
-	for _, d := range n.s.drops {
-		for _, st := range d.streams {
-			n.s.discard(st)
-		}
-	}
+	n.s.discardAll()
 	n.s.freeBuffers()
 }
 
