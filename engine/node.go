@@ -125,6 +125,8 @@ type NodeStatus struct {
 	Cluster                replica.ClusterID
 	Serving                bool
 	Reopening              bool
+	// Failed says that the engine could not be opened: this node takes no part until it is restarted.
+	Failed bool
 }
 
 // gather waits for an answer of every log.
@@ -855,7 +857,7 @@ func (n *Node) publish() {
 	leader, epoch := n.machine.Leader()
 	st := NodeStatus{
 		Epoch: epoch, Role: n.machine.Role(), Standing: n.machine.Standing(),
-		Cluster: n.machine.State().Cluster, Serving: n.serving.Load() != nil && n.machine.Serving(n.now()), Reopening: n.reopening,
+		Cluster: n.machine.State().Cluster, Serving: n.serving.Load() != nil && n.machine.Serving(n.now()), Reopening: n.reopening, Failed: n.err != nil,
 		Quorum: n.status.Load().Quorum,
 	}
 	if h := n.nodes[leader]; h != nil {

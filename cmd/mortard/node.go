@@ -123,12 +123,12 @@ func (n *node) health() (ok bool, state string) {
 		return clusterHealth(&st, state)
 	}
 	switch {
-	case st.Reopening:
-		return false, "recovering"
+	case st.Failed:
+		return false, "this node's data can't be opened: see its log"
 	case st.Cluster == replica.ClusterID{}:
 		return false, "waiting for the other nodes to form the cluster"
 	}
-	return false, "this node's data can't be opened: see its log"
+	return false, "recovering"
 }
 
 // clusterHealth is what /healthz says of a node whose engine is well, which itself says serving. A node that doesn't count is not
