@@ -780,7 +780,8 @@ func (s *shard) markCommitted(r *wal.Round) {
 	for i := range r.Entries {
 		e := &r.Entries[i]
 		if e.Stream.Kind == wal.Messages && !s.gone.has(e.Stream.Topic) {
-			s.partitionOf(e.Stream.Topic, e.Stream.Partition).committed = e.Last()
+			p := s.partitionOf(e.Stream.Topic, e.Stream.Partition)
+			p.committed = max(p.committed, e.Last()) // a catch-up may have brought more already
 		}
 	}
 }

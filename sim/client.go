@@ -246,6 +246,7 @@ type producer struct {
 	pipeline  uint64
 	pace      time.Duration
 	pumping   bool
+	broken    bool // an answer of this session was an error
 	sent      map[uint64]bool // in this session
 	timer     int
 }
@@ -267,7 +268,7 @@ func (p *producer) begin(to replica.NodeID) {
 	}
 	p.at = to
 	p.s = p.w.dial(p.w.hosts[to-1])
-	p.sent = map[uint64]bool{}
+	p.sent, p.broken = map[uint64]bool{}, false
 	p.timer++
 	if p.s == nil {
 		p.again(0)
@@ -336,10 +337,14 @@ func (p *producer) pump() {
 				return
 			}
 			if err != nil {
+				p.broken = true
 				p.again(leaderOf(err))
 				return
 			}
 			p.r.acknowledged(p.topic, p.partition, p.id, seq, res)
+			if p.broken {
+				return // what got an error may have been stored: it is sent again
+			}
 			if seq == p.acked+1 {
 				p.acked = seq
 			} else if seq > p.acked {

@@ -40,12 +40,12 @@ type partition struct {
 
 // addTail takes in the messages of a committed round and wakes who waits for them.
 func (d *delivery) addTail(journal int, r *wal.Round) {
-	d.keepRound(journal, r, func(p *partition, e *wal.Entry) {
-		p.produced += uint64(e.Count)
-		p.producedBytes += uint64(e.Len) - uint64(e.Count)*wal.RecordHeaderLen
+	d.keepRound(journal, r, true, func(p *partition, run tailRun) {
+		p.produced += uint64(run.count)
+		p.producedBytes += uint64(len(run.data)) - uint64(run.count)*wal.RecordHeaderLen
 		if p.letters && len(d.office.written) > 0 {
 			var rec wal.Record
-			for data := r.Data(e); len(data) > 0; {
+			for data := run.data; len(data) > 0; {
 				data = data[wal.PeekRecord(data, &rec):]
 				d.letterCommitted(p, &rec)
 			}
@@ -61,11 +61,12 @@ func (d *delivery) addTail(journal int, r *wal.Round) {
 
 // restoreTail takes in the messages of a round that was committed before this start and isn't written out.
 func (d *delivery) restoreTail(journal int, r *wal.Round) {
-	d.keepRound(journal, r, func(*partition, *wal.Entry) {})
+	d.keepRound(journal, r, false, func(*partition, tailRun) {})
 }
 
-// keepRound makes the messages of a round the newest that are in memory, and calls added behind each of its entries.
-func (d *delivery) keepRound(journal int, r *wal.Round, added func(*partition, *wal.Entry)) {
+// keepRound makes the messages of a round the newest that are in memory, and calls added behind each of its entries. With
+// fresh those that the partition has already are left out: a catch-up may have brought what the live stream brings again.
+func (d *delivery) keepRound(journal int, r *wal.Round, fresh bool, added func(*partition, tailRun)) {
 	kept := false
 	for i := range r.Entries {
 		e := &r.Entries[i]
@@ -76,19 +77,37 @@ func (d *delivery) keepRound(journal int, r *wal.Round, added func(*partition, *
 		if p == nil {
 			continue // the topic was deleted meanwhile
 		}
+		run := tailRun{round: r, first: e.First, count: e.Count, data: r.Data(e)}
+		if fresh && !run.skipTo(p.last+1) {
+			continue
+		}
 		if !kept {
 			kept = true
 			r.Retain()
 			d.tails[journal].rounds.push(r)
 			d.tailBytes += int64(r.Bytes())
 		}
-		p.runs.push(tailRun{round: r, first: e.First, count: e.Count, data: r.Data(e)})
+		p.runs.push(run)
 		if p.first == 0 {
-			p.first = e.First
+			p.first = run.first
 		}
 		p.last = e.Last()
-		added(p, e)
+		added(p, run)
 	}
+}
+
+// skipTo drops the records before next, and reports whether any is left.
+func (t *tailRun) skipTo(next wal.Sequence) bool {
+	if t.first+wal.Sequence(t.count) <= next {
+		return false
+	}
+	var rec wal.Record
+	for t.first < next {
+		t.data = t.data[wal.PeekRecord(t.data, &rec):]
+		t.first++
+		t.count--
+	}
+	return true
 }
 
 // follow implements deliverer.
@@ -122,7 +141,7 @@ func (d *delivery) dropRound(r *wal.Round) {
 		}
 		// A partition's runs are in the order of the rounds, so its first one is this round's, if it has any of it.
 		p := d.known(e.Stream.Topic, e.Stream.Partition)
-		if p != nil && p.runs.len() > 0 && p.runs.front().round == r && p.runs.front().first == e.First {
+		if p != nil && p.runs.len() > 0 && p.runs.front().round == r && p.runs.front().first <= e.Last() {
 			p.runs.pop()
 		}
 	}

@@ -117,7 +117,12 @@ func (c *Coordinator) follow(journal int, r *wal.Round) {
 }
 
 // followMetadata folds a record of the metadata log and carries out what it means for the files.
+//
+// What a catch-up brought may come once more with the live stream: a snapshot can be newer than the point it was sent for.
 func (c *Coordinator) followMetadata(rec *wal.Record) error {
+	if c.quarantined == "" && uint64(rec.Sequence) <= c.meta.MutationID() {
+		return nil
+	}
 	if err := c.ReplayMetadata(rec); err != nil {
 		return err
 	}
