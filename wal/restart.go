@@ -1,7 +1,6 @@
 package wal
 
 import (
-	"errors"
 	"path/filepath"
 	"slices"
 
@@ -11,9 +10,6 @@ import (
 // What a node that catches up does to its files beside adding records: the logs jump to a snapshot (Install), and
 // partitions begin anew (Skip, Reset). Each leaves files that can be opened whenever the power goes: a snapshot counts from
 // the moment it has its name, and a partition's files go only when the checkpoint table doesn't name them any more.
-
-// errRestarting refuses records of a partition that is about to begin anew.
-var errRestarting = errors.New("the partition is about to begin anew; its records are taken once it has")
 
 // Install publishes a snapshot that another node has made, for a store whose owner is catching up.
 //
@@ -117,7 +113,7 @@ type restart struct {
 //
 // done, which may be nil, runs when it is durable and the partition takes records, possibly at once; never after a failure,
 // see Err, nor once StartClose was called. It takes a sweep, which all that begin anew at the same time share. Until then
-// Add refuses records of the partition. Interrupted, the partition is what it was or begins at next.
+// Add passes over records of the partition: they are of before. Interrupted, the partition is what it was or begins at next.
 func (s *Store) Skip(id StreamID, next Sequence, done func()) {
 	st := s.streams[id]
 	if st != nil && st.bad == nil && st.next >= next || st == nil && next <= firstSequence {
@@ -214,10 +210,14 @@ func (s *Store) forget(st *stream) {
 }
 
 // sweptRestarts is called when a sweep's checkpoint table is durable. Every sweep that began since a partition was detached
-// includes all rounds with records of the old files.
+// includes all rounds with records of the old files, but for those that came since.
 func (s *Store) sweptRestarts() {
 	for _, r := range s.restarts {
-		if r.phase == restartSweeping {
+		switch {
+		case r.phase != restartSweeping:
+		case r.st.passed > s.durable:
+			s.sweepWanted = true // a start would go through that round again
+		default:
 			r.phase = restartRemoving
 			s.removeOld(r)
 		}

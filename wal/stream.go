@@ -83,8 +83,9 @@ type stream struct {
 	anew bool
 	// rolls says that the next record begins a new file.
 	rolls bool
-	// restarting: no records are taken, see Store.Reset.
+	// restarting: records are passed over, see Store.Reset. passed is the newest round that had some.
 	restarting bool
+	passed     RoundNumber
 
 	dirMade bool
 	dropped bool
@@ -162,7 +163,8 @@ func (s *Store) addEntry(r *Round, e *Entry) error {
 		st = newStream(s, e.Stream)
 	}
 	if st.restarting {
-		return &CorruptionError{Path: st.dir, Stream: st.id, Sequence: e.First, Round: r.Number, Cause: errRestarting}
+		st.passed = r.Number
+		return nil
 	}
 	data, first := r.Data(e), e.First
 	if first > st.next && s.replicated {
