@@ -159,7 +159,10 @@ func TestGroup_StrategiesAreAppliedAndChanged(t *testing.T) {
 // Changes of one name that are sent together are carried out one by one, each of which hands the others on to the next: this
 // test ends soon, or takes minutes if each of them is queued again.
 func TestDeclare_PipelinedChangesOfOneNameDoNotQueueAgainAndAgain(t *testing.T) {
-	const n = 1 << 15
+	n := 1 << 15
+	if testing.Short() {
+		n >>= 5
+	}
 	b, c := withTopic(t, 1)
 	requests := func(first []byte, second []byte) {
 		batch := GetBatch()

@@ -706,7 +706,11 @@ var (
 )
 
 func TestMachine_ModelHoldsUnderFaults(t *testing.T) {
-	for seed := *first; seed < *first+*seeds; seed++ {
+	n := *seeds
+	if testing.Short() {
+		n /= 10
+	}
+	for seed := *first; seed < *first+n; seed++ {
 		runModel(t, seed, *steps)
 	}
 }
