@@ -77,8 +77,9 @@ crash: build build-race ## real mortard processes, built with the race detector 
 	go test -parallel 8 -count=1 -timeout 10m ./tests/...
 	go test -parallel 8 -race -count=1 -short -timeout 10m ./tests/...
 
-soak: ## crash rounds and groups under stress with ever new seeds: make soak [DURATION=30m] [SEED=n] [ARGS='--race --only groups']
-	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m) $(ARGS)
+soak: ## leaders killed 30 times (figures in bin/failover.json), crash rounds and groups under stress with ever new seeds: make soak [DURATION=30m] [SEED=n] [ARGS='--race --only groups']
+	@mkdir -p $(BIN)
+	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m) --report $(BIN)/failover.json $(ARGS)
 
 sim-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make sim-long [SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)

@@ -5,7 +5,7 @@ import "testing"
 // The leader is killed under pipelined load: nothing that was acknowledged is lost or doubled, and the group goes on with what it
 // has.
 func TestKilledLeader_NothingIsLostAndNoPartitionMoves(t *testing.T) {
-	f := Failover{Binary: mortard, Dir: t.TempDir(), Config: small, Rounds: 3, Load: light, Logf: t.Logf}
+	f := Failover{Binary: mortard, Dir: t.TempDir(), Config: small, Rounds: 3, Load: DefaultLoad, Logf: t.Logf}
 	if testing.Short() {
 		f.Rounds = 1
 	}

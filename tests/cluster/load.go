@@ -47,6 +47,9 @@ type LoadOptions struct {
 	ValueBytes int
 }
 
+// DefaultLoad leaves a small machine room for three brokers; Addrs and Topic are missing.
+var DefaultLoad = LoadOptions{Partitions: 4, Producers: 2, Members: 2, Window: 64, Pause: 2 * time.Millisecond, ValueBytes: 200}
+
 // group is the name of a Load's consumer group.
 const group = "work"
 

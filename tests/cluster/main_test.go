@@ -52,9 +52,6 @@ func with(more map[string]any) map[string]any {
 	return config
 }
 
-// light is load that leaves the machine room for three brokers.
-var light = LoadOptions{Topic: "load", Partitions: 4, Producers: 2, Members: 2, Window: 64, Pause: 2 * time.Millisecond, ValueBytes: 200}
-
 // rig is a running cluster with what tests ask of it.
 type rig struct {
 	*harness.Cluster

@@ -322,8 +322,8 @@ func TestStoppingLeader_HandsOverBeforeItsLeaseEnds(t *testing.T) {
 
 func TestRollingRestart_UnderLoadLosesNothing(t *testing.T) {
 	r := start(t, harness.ClusterOptions{Config: small})
-	o := light
-	o.Addrs = r.Addrs()
+	o := DefaultLoad
+	o.Addrs, o.Topic = r.Addrs(), "load"
 	l, err := StartLoad(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -1,11 +1,12 @@
-// Command soak runs scenarios with ever new seeds until its time is over or a promise is found broken: a broker that is
-// killed again and again (package tests/crash), a group whose members are, and clients that do as they like (package
+// Command soak runs scenarios with ever new seeds until its time is over or a promise is found broken: a cluster whose leaders
+// are killed (package tests/cluster), a broker that is killed again and again (package tests/crash), a group whose members are, and clients that do as they like (package
 // tests/groups), in turn. On a failure it prints the seed, with which SEED=<seed> and --only repeat the workload, and keeps
 // the data directory.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/mortarmq/mortarmq/tests/cluster"
 	"github.com/mortarmq/mortarmq/tests/crash"
 	"github.com/mortarmq/mortarmq/tests/groups"
 	"github.com/mortarmq/mortarmq/tests/harness"
@@ -38,17 +40,21 @@ func main() {
 type soak struct {
 	binary string
 	rounds int
+	kills  int
+	report string
 	out    io.Writer
 	logf   func(format string, args ...any)
 }
 
 // kinds are the scenarios, by the names that --only takes.
-var kinds = []string{"crash", "groups", "hostile"}
+var kinds = []string{"failover", "crash", "groups", "hostile"}
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	duration := flags.Duration("duration", 10*time.Minute, "how long to go on")
 	rounds := flags.Int("rounds", 20, "kills per data directory of a crash scenario")
+	kills := flags.Int("failovers", 30, "leaders killed by a failover scenario")
+	report := flags.String("report", "", "file for what the newest failover scenario has measured, as JSON")
 	race := flags.Bool("race", false, "build mortard with the race detector")
 	binary := flags.String("mortard", "", "the broker's binary (default: build it)")
 	dir := flags.String("dir", os.TempDir(), "where to put data directories")
@@ -82,7 +88,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	k := &soak{binary: *binary, rounds: *rounds, out: out, logf: func(string, ...any) {}}
+	k := &soak{binary: *binary, rounds: *rounds, kills: *kills, report: *report, out: out, logf: func(string, ...any) {}}
 	if *verbose {
 		k.logf = func(format string, args ...any) { fmt.Fprintf(out, "  "+format+"\n", args...) }
 	}
@@ -110,6 +116,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 // scenario runs the one that a seed makes, on an empty data directory.
 func (k *soak) scenario(ctx context.Context, kind string, seed uint64, data string) error {
 	switch kind {
+	case "failover":
+		return k.failover(ctx, seed, data)
 	case "hostile":
 		s := groups.VariedHostile(seed)
 		s.Binary, s.DataDir, s.Logf = k.binary, data, k.logf
@@ -130,6 +138,25 @@ func (k *soak) scenario(ctx context.Context, kind string, seed uint64, data stri
 		d.Kill()
 	}
 	return err
+}
+
+// failover kills the leaders of a cluster and tells how long writes stayed away.
+func (k *soak) failover(ctx context.Context, seed uint64, data string) error {
+	f := cluster.Failover{Binary: k.binary, Dir: data, Rounds: k.kills, Load: cluster.DefaultLoad, Logf: k.logf}
+	fmt.Fprintf(k.out, "failover, seed %d: %d leaders are killed\n", seed, f.Rounds)
+	r, err := f.Run(ctx)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(k.out, "%s\n", text)
+	if k.report == "" {
+		return nil
+	}
+	return os.WriteFile(k.report, append(text, '\n'), 0o644)
 }
 
 // seedOf reads SEED of the environment; fixed tells that there is one.
