@@ -10,8 +10,9 @@ import (
 // The leader tells it, with Confirmed, that all its logs count this instance as no voter, and where they end; when the node
 // has flushed that much of them, it persists that it is a voter and says so in what it sends from then on.
 type cure struct {
-	catching []bool // per log: catch-up in bulk runs, or is to begin
-	started  []bool // per log: StartCatchup was asked for in this epoch
+	catching    []bool // per log: catch-up in bulk runs, or is to begin
+	started     []bool // per log: StartCatchup was asked for in this epoch
+	damageToken uint64 // of the state that says suspect
 
 	target     []End   // where the leader's logs ended when it confirmed; nil before
 	acked      []Index // per log, in the epoch promised
@@ -64,12 +65,14 @@ func (n *Node) cureSaved() {
 			n.emitFollow()
 		}
 	}
+	n.startCatchup()
 }
 
-// startCatchup begins catch-up where that is due and there is a leader.
+// startCatchup begins catch-up where that is due and there is a leader, and not before it is durable that this node is suspect
+// if that is the reason.
 func (n *Node) startCatchup() {
 	c := &n.cure
-	if n.leader == 0 || n.role != follower {
+	if n.leader == 0 || n.role != follower || n.saved < c.damageToken {
 		return
 	}
 	for k, catching := range c.catching {
@@ -93,7 +96,7 @@ func (n *Node) reborn() {
 // up in bulk: StartCatchup follows. While that runs, Behind says nothing new.
 func (n *Node) Behind(now time.Duration, log int) {
 	n.begin(now)
-	if n.role == follower && log >= 0 && log < len(n.cure.catching) && !n.cure.catching[log] {
+	if n.role != leader && log >= 0 && log < len(n.cure.catching) && !n.cure.catching[log] {
 		n.cure.catching[log], n.cure.started[log] = true, false
 		n.startCatchup()
 	}
@@ -120,7 +123,7 @@ func (n *Node) Damaged(now time.Duration) {
 	n.state.Suspect = true
 	n.status = standingOf(n.state)
 	n.cure.clearing = false
-	n.persist()
+	n.cure.damageToken = n.persist()
 	n.reborn()
 	n.update()
 }

@@ -86,6 +86,7 @@ func (n *Node) beginLeading() {
 func (n *Node) startLeading() {
 	n.role = leader
 	n.attempt = 0
+	clear(n.cure.catching) // its logs are what others catch up with
 	n.emit(Lead{Epoch: n.state.Promised})
 	for i := range n.peers {
 		n.install(&n.peers[i])

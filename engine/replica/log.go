@@ -36,6 +36,7 @@ type Log struct {
 	// Following.
 	matched      Index // up to here this log is the leader's
 	leaderCommit Index
+	lapsed       bool // it is behind: nothing is taken or vouched for until it has caught up
 	rejected     bool // the leader was told where this log ends and has sent nothing that fits since
 
 	// Leading.

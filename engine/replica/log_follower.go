@@ -54,7 +54,7 @@ func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 	switch {
 	case epoch < l.fence && !(mutant("stale-epoch-taken") && epoch == l.epoch):
 		return Verdict{Kind: Stale}
-	case epoch != l.epoch || l.leading:
+	case epoch != l.epoch || l.leading || l.lapsed:
 		return Verdict{Kind: NotFollowing}
 	}
 	probe := point == Point{}
@@ -134,25 +134,28 @@ func (l *Log) LeaderCommit(epoch Epoch, commit Index) {
 }
 
 // Behind reports whether this log lacks base, the round before the oldest one that the leader of epoch has in memory: then the
-// leader can't go on with it, and Node.Behind is to be called. Rounds that are committed and that this node would give up in
-// catching up all lie before base, which a majority of others has. It is asked again before anything is given up, for what was
-// said may be old. If the log has base, Ack may have moved, which is to be told to the leader.
+// leader can't go on with it, and Node.Behind is to be called. From then on the log takes nothing and vouches for nothing, also
+// under a later leader, until it is opened anew: whatever is committed of what this node may now give up lies before base,
+// which a majority of others has. If the log has base, Ack may have moved, which is to be told to the leader.
 func (l *Log) Behind(epoch Epoch, base Point) bool {
 	if epoch != l.epoch || epoch == 0 || l.leading {
-		return false
+		return l.lapsed
 	}
-	if !l.Has(base) && !mutant("old-notice-believed") {
+	l.lapsed = !l.Has(base)
+	if mutant("old-notice-believed") {
 		return true
 	}
-	l.matched = max(l.matched, base.Index)
-	l.advance()
-	return mutant("old-notice-believed")
+	if !l.lapsed {
+		l.matched = max(l.matched, base.Index)
+		l.advance()
+	}
+	return l.lapsed
 }
 
 // Ack returns what a follower vouches for with FLUSHED: up to there the log is the leader's and durable. epoch is 0 if no
 // leader is followed: then nothing may be sent.
 func (l *Log) Ack() (epoch Epoch, index Index) {
-	if l.epoch == 0 || l.leading {
+	if l.epoch == 0 || l.leading || l.lapsed {
 		return 0, 0
 	}
 	if mutant("ack-before-flush") {

@@ -29,7 +29,7 @@ func (l *Log) Lead(epoch Epoch) error {
 	if epoch < l.fence || epoch == l.epoch || epoch <= l.runs.lastEpoch() {
 		return fmt.Errorf("%w: lead epoch %d (fenced at %d, in epoch %d, last round %s)", ErrLogState, epoch, l.fence, l.epoch, l.Last())
 	}
-	l.fence, l.epoch, l.leading = epoch, epoch, true
+	l.fence, l.epoch, l.leading, l.lapsed = epoch, epoch, true, false
 	l.opening = l.runs.last + 1
 	for i := range l.peers {
 		l.peers[i] = logPeer{node: l.peers[i].node}

@@ -400,20 +400,41 @@ func TestLog_RejectionsOnTheirWayDontMakeItSendAgainAndAgain(t *testing.T) {
 }
 
 func TestLog_AFollowerIsBehindWhenItLacksTheLeadersBase(t *testing.T) {
-	l := following(t, 5, Point{1, 4}, Point{2, 5}, Point{3, 6})
 	for _, c := range []struct {
 		epoch Epoch
 		base  Point
 		want  bool
+		acked Index
 	}{
-		{5, Point{5, 9}, true}, {5, Point{4, 6}, true}, {4, Point{4, 6}, false}, {5, Point{1, 3}, false}, {5, Point{2, 5}, false},
+		{5, Point{5, 9}, true, 0}, {5, Point{4, 6}, true, 0}, {4, Point{4, 6}, false, 4}, {5, Point{1, 3}, false, 4}, {5, Point{2, 5}, false, 5},
 	} {
+		l := following(t, 5, Point{1, 4}, Point{2, 5}, Point{3, 6})
 		if got := l.Behind(c.epoch, c.base); got != c.want {
 			t.Errorf("a leader of epoch %d begins behind %v: behind %t", c.epoch, c.base, got)
 		}
+		if _, acked := l.Ack(); acked != c.acked {
+			t.Errorf("a leader of epoch %d begins behind %v: vouches for %d", c.epoch, c.base, acked)
+		}
 	}
-	if _, acked := l.Ack(); acked != 5 {
-		t.Errorf("vouches for %d: the leader has said that it has 2/5", acked)
+
+	// Once behind, it vouches for nothing that it may give up, whatever still arrives and whoever leads.
+	l := following(t, 5, Point{1, 4}, Point{2, 5}, Point{3, 6})
+	l.Behind(5, Point{5, 9})
+	if v := l.Append(5, Point{3, 6}, Point{5, 7}, 0); v.Kind != NotFollowing {
+		t.Errorf("a round that was on its way: %v", v.Kind)
+	}
+	l.Fence(6)
+	if err := l.Follow(6); err != nil {
+		t.Fatal(err)
+	}
+	if v := l.Append(6, Point{3, 6}, Point{6, 7}, 0); v.Kind != NotFollowing {
+		t.Errorf("a round of a later leader: %v", v.Kind)
+	}
+	if l.Behind(6, Point{3, 6}) {
+		t.Error("behind a leader whose base it has")
+	}
+	if v := l.Append(6, Point{3, 6}, Point{6, 7}, 0); v.Kind != Accept {
+		t.Errorf("a round of a leader whose base it has: %v", v.Kind)
 	}
 
 	lead := leading(t, 5, Point{1, 4})

@@ -153,9 +153,10 @@ type SetQuorum struct {
 }
 
 // StartCatchup asks a follower's host to catch up a log in bulk from Leader, then to call Node.CaughtUp. Before it gives up any
-// round of that log, it asks Log.Behind again, makes a round durable that the leader said is committed and that is not before
-// the leader's base, and calls Log.SetFloor with it; so it does again after a restart, until the log ends behind it. It gives up
-// nothing of other logs. StartCatchup comes again for another leader: then catch-up begins again from that one.
+// round of that log, it makes a round durable that the leader said is committed and that is not before the leader's base, and
+// calls Log.SetFloor with it; so it does again after a restart, until the log ends behind it. It gives up nothing of other logs.
+// StartCatchup comes again for another leader: then catch-up begins again from that one. A log that has that one's base after
+// all (Log.Behind) need not catch up.
 type StartCatchup struct {
 	Leader NodeID
 	Epoch  Epoch
