@@ -246,7 +246,7 @@ type producer struct {
 	pipeline  uint64
 	pace      time.Duration
 	pumping   bool
-	broken    bool // an answer of this session was an error
+	broken    bool            // an answer of this session was an error
 	sent      map[uint64]bool // in this session
 	timer     int
 }

@@ -38,7 +38,9 @@ type Result struct {
 
 const (
 	partitions = 3
-	topicName  = "orders"
+	// messagesEach bounds what a producer publishes while there are faults.
+	messagesEach = 300
+	topicName    = "orders"
 )
 
 // Run runs one seed.
@@ -89,7 +91,7 @@ func (s *scenario) run(o Options) {
 	}
 	for i := range uint64(4) {
 		s.producers = append(s.producers, &producer{
-			w: w, r: s.r, id: i + 1, topic: s.topic, partition: uint16(i % partitions), limit: 1 << 62, pipeline: 1 + uint64(w.rng.IntN(8)),
+			w: w, r: s.r, id: i + 1, topic: s.topic, partition: uint16(i % partitions), limit: messagesEach, pipeline: 1 + uint64(w.rng.IntN(8)),
 			pace: w.between(0, 500*time.Millisecond),
 		})
 	}
@@ -296,7 +298,7 @@ func (s *scenario) calm() {
 		}
 	})
 	for _, p := range s.producers {
-		p.limit = p.acked + p.pipeline + 5
+		p.limit = p.acked + p.pipeline + 5 // what is under way, and a few more
 	}
 }
 
