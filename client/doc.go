@@ -50,9 +50,9 @@
 //
 // Of the nodes that Dial was given each is tried once, beginning with the one that is said to lead: a node that does not
 // lead names the leader in its refusal. Then there is a pause, of 500 ms, 1 s, 2 s ... 30 s plus some random time; while
-// nodes answer but none leads yet, of 100 ms to 1 s. What a Producer had sent without an answer is sent again with the same
-// sequences, and a Consumer rejoins as the member that it was, so a failover shows as latency only. When a leader
-// refuses writes for want of a majority, or owes answers for 2.5 s, the other nodes are asked in the background whether one
+// nodes answer but none leads yet, of 200 ms for two seconds, then up to 1 s. What a Producer had sent without an answer is
+// sent again with the same sequences, and a Consumer rejoins as the member that it was, so a failover shows as latency only.
+// When a leader refuses writes for want of a majority, or owes answers for 2.5 s, the other nodes are asked in the background whether one
 // of them leads, and only if so is it left: if they are gone too, consumers still get from it what is committed.
 //
 // # How a Producer keeps order without losing or doubling messages

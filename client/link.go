@@ -175,9 +175,18 @@ func answerTo(op, got protocol.Op, payload []byte) (result []byte, answered bool
 // backoff is the pause before attempt n (from 0): first * 2^n with up to a quarter added at random, at most longest.
 func (c *config) backoff(n int) time.Duration { return backoff(c.backoffMin, c.backoffMax, n) }
 
-// electionBackoff is the pause before attempt n while a cluster elects a leader.
+// electionBackoff is the pause before attempt n while a cluster elects a leader. For as long as that takes as a rule the pauses
+// stay short: one that had doubled a few times would be longer than what is left of the election.
 func (c *config) electionBackoff(n int) time.Duration {
-	return backoff(min(c.backoffMin, electionPause), min(c.backoffMax, maxElectionPause), n)
+	first, longest := min(c.backoffMin, electionPause), min(c.backoffMax, maxElectionPause)
+	if n >= quickElections {
+		return backoff(first, longest, n-quickElections+2)
+	}
+	d := min(2*first, longest)
+	if n == 0 {
+		d = first
+	}
+	return d + rand.N(d/4+1)
 }
 
 // refusalBackoff is the pause before a request that was refused with code is sent again, for the time n.

@@ -17,9 +17,11 @@ const (
 	// maxHints is how many times a search follows what nodes say of the leader before it pauses.
 	maxHints = 4
 	// electionPause and maxElectionPause are the first and the longest pause while nodes answer but none leads: a cluster
-	// elects within a second or two. WithBackoff's times apply where they are shorter.
+	// elects within a second or two, so that quickElections pauses are of twice the first at most; from then on they double.
+	// WithBackoff's times apply where they are shorter.
 	electionPause    = 100 * time.Millisecond
 	maxElectionPause = time.Second
+	quickElections   = 12
 	// minAttempt is the least time that an attempt gets when there are other nodes to try.
 	minAttempt = time.Second
 )

@@ -98,8 +98,8 @@ func WithKeepalive(d time.Duration) Option { return func(c *config) { c.keepaliv
 
 // WithBackoff sets the first and the longest pause between attempts to reconnect, and between retries of what the
 // broker asked to retry. The pause doubles each time and has some randomness. The default is 500 ms and 30 s. Of several
-// nodes each is tried once before a pause. While a cluster elects its leader the pauses are 100 ms to 1 s, if those are not
-// shorter.
+// nodes each is tried once before a pause. While a cluster elects its leader the pauses are 200 ms, later up to 1 s, if those
+// are not shorter.
 func WithBackoff(first, longest time.Duration) Option {
 	return func(c *config) { c.backoffMin, c.backoffMax = first, longest }
 }

@@ -85,7 +85,7 @@ func StartLoad(ctx context.Context, o LoadOptions) (*Load, error) {
 	l := &Load{opts: o, stop: make(chan struct{}), stored: map[place]string{}, acked: map[place]bool{}}
 	var err error
 	// The default backoff is for networks between continents: waiting that long hides what the brokers do.
-	if l.client, err = client.Dial(ctx, o.Addrs, client.WithBackoff(50*time.Millisecond, time.Second)); err != nil {
+	if l.client, err = client.Dial(ctx, o.Addrs, client.WithBackoff(100*time.Millisecond, time.Second)); err != nil {
 		return nil, err
 	}
 	if _, err := l.client.Declare(ctx, o.Topic, client.DeclareOptions{Partitions: uint16(o.Partitions)}); err != nil {

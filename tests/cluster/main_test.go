@@ -123,7 +123,7 @@ func (r *rig) client() *client.Client {
 	r.t.Helper()
 	var c *client.Client
 	r.do("connect", func(ctx context.Context) (err error) {
-		c, err = client.Dial(ctx, r.Addrs(), client.WithBackoff(50*time.Millisecond, time.Second))
+		c, err = client.Dial(ctx, r.Addrs(), client.WithBackoff(100*time.Millisecond, time.Second))
 		return err
 	})
 	r.t.Cleanup(func() { c.Close() })
