@@ -152,9 +152,7 @@ func (g *gather) take(epoch replica.Epoch, log int, end replica.End) bool {
 
 // fetch is one log that a candidate completes from another node.
 type fetch struct {
-	out   replica.FetchLog
-	prev  replica.Index
-	ended bool
+	out replica.FetchLog
 }
 
 type nodeEventKind uint8

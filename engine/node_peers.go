@@ -16,6 +16,7 @@ func (n *Node) Connected(from replica.NodeID, lane peerwire.Lane) {
 		n.inbox.Push(nodeEvent{kind: nodeConnected, from: from})
 	case peerwire.Log:
 		n.postShards(evConnected, from)
+	case peerwire.Bulk, peerwire.Lanes: // who needs something asks again
 	}
 }
 
@@ -26,6 +27,7 @@ func (n *Node) Disconnected(from replica.NodeID, lane peerwire.Lane) {
 		n.inbox.Push(nodeEvent{kind: nodeDisconnected, from: from})
 	case peerwire.Bulk:
 		n.do(func() { n.dropSupplies(func(s *supply) bool { return s.key.peer == from }) })
+	case peerwire.Log, peerwire.Lanes: // what was under way is sent again
 	}
 }
 

@@ -205,7 +205,7 @@ func newTrio(t *testing.T, tune func(*NodeOptions)) *trio {
 func (c *trio) start(id replica.NodeID) {
 	c.t.Helper()
 	o := NodeOptions{Engine: testOptions(c.dirs[id]), Self: id, Rank: int(id) - 1, Peers: meshPeers{c.m, id}}
-	var out io.Writer = io.Discard
+	out := io.Discard
 	if os.Getenv("MORTARMQ_TEST_LOG") != "" {
 		out = os.Stderr
 	}

@@ -241,7 +241,6 @@ type producer struct {
 	s         *session
 	at        replica.NodeID
 	acked     uint64 // everything up to here
-	next      uint64
 	limit     uint64
 	pipeline  uint64
 	pace      time.Duration

@@ -138,7 +138,7 @@ func (h *host) start() {
 	}
 	h.w.note("node %d starts", h.id)
 	h.node, h.paused, h.next = n, false, h.w.now
-	h.w.net.up(h)
+	h.w.net.connectAll()
 }
 
 // kill ends the process at once; the disk keeps what the kernel had.

@@ -44,9 +44,6 @@ func (n *network) conn(from, to replica.NodeID, lane peerwire.Lane) *conn {
 
 func (n *network) host(id replica.NodeID) *host { return n.w.hosts[id-1] }
 
-// up connects a process that has started.
-func (n *network) up(h *host) { n.connectAll() }
-
 // down ends the connections of a process that is gone.
 func (n *network) down(h *host) {
 	for _, o := range n.w.hosts {

@@ -77,8 +77,6 @@ type scenario struct {
 	producers []*producer
 	consumers []*consumer
 	quiet     bool // no more faults
-	// rotten is the node whose disk may rot: one at a time, and not while another one is down for good.
-	rotten replica.NodeID
 }
 
 func (s *scenario) run(o Options) {
