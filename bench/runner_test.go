@@ -60,7 +60,7 @@ func runFake(args []string) error {
 		return err
 	}
 	answer := func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }
-	http.HandleFunc("/healthz", answer)
+	http.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"healthy":true,"state":"serving"}`) })
 	http.HandleFunc("/metrics", answer)
 	http.HandleFunc("/debug/pprof/", answer)
 	failed := make(chan error, 1)
