@@ -15,7 +15,7 @@ FUZZTIME ?= 2s
 RACE_TIMEOUT := 10m
 ARGS ?=
 
-.PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
+.PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-groups bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
 
 all: build
 
@@ -94,6 +94,9 @@ bench: build ## throughput and latency, beside the machine's limits and other br
 
 bench-mixed: build ## an hour with slow consumers, retries and failovers, as charts: make bench-mixed [DURATION=10m] [ARGS='--rate 10000']
 	$(BENCH) --workloads mixed --rounds 1 --mixed-duration $(or $(DURATION),1h) $(ARGS)
+
+bench-groups: build ## what a rebalance, members and groups cost: make bench-groups [ARGS='--rounds 5 rebalance']
+	go run ./bench/cmd/groupbench --mortard ./$(BIN)/mortard $(ARGS)
 
 bench-peers: ## install the brokers to compare with: make bench-peers [PEERS='nats redis'] (Debian packages take root)
 	bench/peers/install.sh $(PEERS)
