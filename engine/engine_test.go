@@ -87,11 +87,14 @@ func (c *testClient) request() uint64 {
 func (c *testClient) answer(t testing.TB, req uint64) ([]byte, error) {
 	t.Helper()
 	c.mu.Lock()
-	for c.answers[req] == nil {
+	for c.answers[req] == nil && c.shut == 0 {
 		c.changed.Wait()
 	}
-	frame := c.answers[req]
+	frame, shut := c.answers[req], c.shut
 	c.mu.Unlock()
+	if frame == nil {
+		return nil, &protocol.Error{Code: shut, Message: "the connection was closed"}
+	}
 	op, payload, n, err := protocol.ParseFrame(frame)
 	if err != nil || n != len(frame) {
 		t.Fatalf("request %d got a bad frame %x: %v", req, frame, err)
