@@ -29,7 +29,7 @@ type dev struct {
 
 func startDev(t *testing.T, dir, temp string) *dev {
 	t.Helper()
-	args := []string{"cluster", "dev", "--port", "0"}
+	args := []string{"cluster", "dev", "--port", "0", "--mortard", mortard}
 	if dir != "" {
 		args = append(args, "--dir", dir)
 	}
