@@ -334,10 +334,10 @@ func TestNode_ThreeNodesFormAClusterAndCommit(t *testing.T) {
 
 func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
 	c := newTrio(t, nil)
-	first := c.leader()
+	c.leader()
 	topic := c.declare("orders", 1)
 	c.commit(protocol.Pub{TopicID: topic.TopicID, Value: []byte("kept")})
-	first = c.leader()
+	first := c.leader()
 	p := newNodePeer(t, c.nodes[first])
 	c.m.isolate(first, true)
 	if res, err := p.publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("lost")}); err == nil {

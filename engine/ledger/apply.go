@@ -121,9 +121,7 @@ func (c *Cursor) applyFailure(f Failure, now time.Duration, fx *Effects) error {
 		c.exhaust(pos, fx)
 		return nil
 	}
-	if c.await(pos); e.at <= now {
-		fx.ready(c)
-	}
+	c.await(pos)
 	return nil
 }
 

@@ -215,7 +215,9 @@ func (b *Book) apply(it *Item, now time.Duration, fx *Effects) error {
 				return err
 			}
 		}
-		c.rearmLive(now)
+		if b.live {
+			c.offerRetries(now, fx)
+		}
 	case KindExhausted:
 		return c.applyExhausted(it.Seq, it.Letters, fx)
 	case KindForget:
@@ -232,10 +234,7 @@ func (b *Book) Tick(now time.Duration, fx *Effects) time.Duration {
 	for len(b.timers) > 0 && b.timers[0].wake <= now {
 		c := b.timers[0]
 		c.expire(now)
-		if e := c.nextRetry(); e != nil && e.at <= now {
-			fx.ready(c)
-		}
-		c.rearm(now)
+		c.offerRetries(now, fx)
 	}
 	if len(b.timers) == 0 {
 		return -1

@@ -534,6 +534,15 @@ func (c *Cursor) expire(now time.Duration) {
 	c.win.shrink()
 }
 
+// offerRetries reports the cursor as ready if a retry is due, and sets the timer. The retry may have become due since the
+// last Tick, which would not look for it any more once the timer is set to something later.
+func (c *Cursor) offerRetries(now time.Duration, fx *Effects) {
+	if e := c.nextRetry(); e != nil && e.at <= now {
+		fx.ready(c)
+	}
+	c.rearm(now)
+}
+
 // rearm sets the timer to the next lease deadline or retry that is still to come.
 func (c *Cursor) rearm(now time.Duration) {
 	wake := c.lease

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
@@ -675,6 +676,30 @@ func TestLedger_RetryNowWaitsForItsRecordOnly(t *testing.T) {
 	}
 	if r := b.take(); r.seq != d.seq || r.attempt != 2 {
 		t.Fatalf("delivered %+v, want message %d, attempt 2", r, d.seq)
+	}
+}
+
+// The host reads its clock, folds what has committed, and calls Tick: a retry may be due by then that no Tick has seen yet.
+func TestLedger_RetryThatIsDueIsOfferedThoughAnotherFailsMeanwhile(t *testing.T) {
+	b := newBench(t, func(o *Options) { o.Fixed([]time.Duration{second, 10 * second}) })
+	b.c.Committed(2)
+	one, two := b.take(), b.take()
+	b.nack(one)
+	b.commit() // message 1 waits for a second
+	b.pass(second / 2)
+	b.nack(two)
+	rec := b.book.AppendRecord(nil, b.wallMs)
+	b.now += second // it is due, and the record comes back before the Tick
+	b.fx.Reset()
+	if err := b.book.Apply(rec, b.now, &b.fx); err != nil {
+		t.Fatal(err)
+	}
+	b.book.Tick(b.now, &b.fx)
+	if !slices.Contains(b.fx.Ready, b.c) {
+		t.Fatal("message 1 is due and was not offered")
+	}
+	if d := b.take(); d.seq != 1 || d.attempt != 2 {
+		t.Fatalf("message %d came, attempt %d", d.seq, d.attempt)
 	}
 }
 

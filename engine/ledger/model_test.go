@@ -202,6 +202,7 @@ func (w *world) deliver(s *subject) {
 		}
 		return
 	}
+	s.idle = false // it is asked again, until it has nothing
 	if o.owner == (Owner{}) || len(o.moves) > 0 {
 		w.fatalf("%v: message %d is offered to %+v while %d moves are under way", s.key, seq, o.owner, len(o.moves))
 	}
@@ -314,9 +315,14 @@ func (w *world) cumulative(s *subject) {
 	}
 }
 
-func (w *world) tick(d time.Duration) {
+// pass lets time pass. The host reads its clock, handles what has come, and calls Tick at the end of the turn.
+func (w *world) pass(d time.Duration) {
 	w.now += d
 	w.wallMs += uint64(d.Milliseconds())
+}
+
+func (w *world) tick(d time.Duration) {
+	w.pass(d)
 	if w.rnd.IntN(50) == 0 {
 		w.wallMs = uint64(int64(w.wallMs) + (w.rnd.Int64N(3)-1)*3_600_000)
 	}
@@ -575,6 +581,9 @@ func (w *world) checkWindow(s *subject) {
 func (w *world) run(steps int) {
 	for w.step = range steps {
 		s := w.subjects[w.rnd.IntN(len(w.subjects))]
+		if w.rnd.IntN(4) == 0 {
+			w.pass(time.Duration(w.rnd.Int64N(int64(second))))
+		}
 		switch k := w.rnd.IntN(1000); {
 		case k < 150:
 			s.o.last += Sequence(w.rnd.IntN(4))
@@ -610,6 +619,7 @@ func (w *world) run(steps int) {
 		default:
 			w.tick(time.Duration(w.rnd.Int64N(int64(second))))
 		}
+		w.tick(0)
 		w.check()
 	}
 	w.drain()

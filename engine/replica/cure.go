@@ -87,6 +87,7 @@ func (n *Node) startCatchup() {
 func (n *Node) reborn() {
 	n.instance = newInstance(n.cfg.Rand)
 	n.cure.target = nil
+	clear(n.cure.acked)
 	if n.leader != 0 && n.role == follower {
 		n.emitFollow()
 	}

@@ -77,7 +77,6 @@ func (n *Node) beginLeading() {
 		p.bound, p.instance, p.standing, p.hasAcked, p.marked, p.lagging = false, 0, Voter, false, nil, false
 		p.session++
 		p.logs = make([]peerLog, n.logs())
-		p.heard = max(p.heard, 0)
 	}
 	n.beat()
 }
@@ -202,7 +201,7 @@ func (n *Node) onHeartbeatAck(p *peerState, m Message) {
 		return
 	}
 	// A learner may have forgotten whom it promised what.
-	if m.Standing != Learner || mutant("learner-renews-lease") {
+	if m.Standing != Learner {
 		sent := min(m.Sent, n.now)
 		if mutant("lease-from-receipt") {
 			sent = n.now

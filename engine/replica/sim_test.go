@@ -67,7 +67,11 @@ func TestSim_RandomFaults(t *testing.T) {
 		}
 		return
 	}
-	seeds := envInt("REPLICA_SEEDS", 2000)
+	seeds := uint64(2000)
+	if testing.Short() {
+		seeds = 200
+	}
+	seeds = envInt("REPLICA_SEEDS", seeds)
 	first := envInt("REPLICA_FIRST", 1)
 	seen := map[string]uint64{}
 	for seed := first; seed < first+seeds; seed++ {

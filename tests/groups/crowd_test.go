@@ -136,6 +136,12 @@ func settled(t *testing.T, d *harness.Daemon, topic, group string, members int) 
 // done waits until every group has acknowledged everything, and checks that each message came once per group.
 func (a *audience) done(groups []string, partitions, perPartition int) {
 	a.t.Helper()
+	a.doneTimes(groups, partitions, perPartition, 1)
+}
+
+// doneTimes is done where each message is to come so many times.
+func (a *audience) doneTimes(groups []string, partitions, perPartition, times int) {
+	a.t.Helper()
 	want := uint64(partitions * perPartition)
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		sums, err := a.d.Groups()
@@ -160,7 +166,7 @@ func (a *audience) done(groups []string, partitions, perPartition int) {
 	for _, g := range groups {
 		for p := range partitions {
 			for seq := range perPartition {
-				if n := a.got[groupPlace{g, uint16(p), uint64(seq + 1)}]; n != 1 {
+				if n := a.got[groupPlace{g, uint16(p), uint64(seq + 1)}]; n != times {
 					a.t.Fatalf("group %s: message %d of partition %d came %d times", g, seq+1, p, n)
 				}
 			}
@@ -257,6 +263,34 @@ func TestCrowd_HundredMembersShareAThousandPartitions(t *testing.T) {
 	a.publish(partitions, 1)
 	a.done([]string{group}, partitions, 3)
 	if err := one.Err(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Cursors are set back, by force, while the group's members read: everything comes once more, to them.
+func TestCrowd_CursorsAreSetBackWhileMembersRead(t *testing.T) {
+	t.Parallel()
+	const partitions, perPartition = 6, 50
+	a := newAudience(t, partitions)
+	c := a.crowd()
+	for range 3 {
+		a.join(c, group, 0)
+	}
+	a.publish(partitions, perPartition)
+	a.done([]string{group}, partitions, perPartition)
+	a.settled(group, 3)
+	back := protocol.Declare{Topic: []byte(topic), Flags: protocol.DeclareFlagGroup | protocol.DeclareFlagReset, Group: []byte(group),
+		Reset: protocol.Reset{To: protocol.ResetEarliest, Partition: protocol.AnyPartition, Options: protocol.ResetForce}}
+	result, err := a.dial().Request(protocol.OpDeclare, back.AppendFrame(nil))
+	var moves protocol.ResetResult
+	if err == nil {
+		err = moves.Decode(result)
+	}
+	if err != nil || len(moves.Positions) != partitions || moves.Positions[0].From != perPartition || moves.Positions[0].To != 0 {
+		t.Fatalf("%+v, %v", moves, err)
+	}
+	a.doneTimes([]string{group}, partitions, perPartition, 2)
+	if err := c.Err(); err != nil {
 		t.Error(err)
 	}
 }

@@ -217,6 +217,28 @@ func (h *history) checkEnd(maxAttempts uint16, calm bool) totals {
 	return t
 }
 
+// checkOrder checks, of an ordered group, that no message was delivered again after a later one of its partition: a message
+// comes when the one before is done, and not earlier.
+func (h *history) checkOrder() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	type made struct{ id, sequence uint64 }
+	parts := map[uint16][]made{}
+	for p, f := range h.messages {
+		for _, d := range f.deliveries {
+			parts[p.partition] = append(parts[p.partition], made{d.id, p.sequence})
+		}
+	}
+	for p, list := range parts {
+		slices.SortFunc(list, func(a, b made) int { return cmp.Compare(a.id, b.id) })
+		for i := 1; i < len(list); i++ {
+			if list[i].sequence < list[i-1].sequence {
+				h.violated("partition %d of an ordered group: message %d was delivered after %d", p, list[i].sequence, list[i-1].sequence)
+			}
+		}
+	}
+}
+
 // checkAttempts checks that attempts count up in the order in which deliveries were made.
 func (h *history) checkAttempts(p place, f *fate, most uint16) {
 	slices.SortFunc(f.deliveries, func(a, b delivered) int { return cmp.Compare(a.id, b.id) })

@@ -96,6 +96,23 @@ func TestHistory_NoticesBrokenPromises(t *testing.T) {
 	}
 }
 
+func TestHistory_NoticesDisorder(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		ids  [3]uint64 // of the deliveries of messages 1, 2 and 1 again
+		want bool
+	}{{"in order", [3]uint64{1, 3, 2}, true}, {"out of order", [3]uint64{1, 2, 3}, false}} {
+		h := newHistory()
+		for i, seq := range []uint64{1, 2, 1} {
+			h.take(&event{Kind: eventDelivered, Sequence: seq, Number: seq, Delivery: tt.ids[i], Attempt: 1, Epoch: 1}, 1)
+		}
+		h.checkOrder()
+		if err := h.err(); (err == nil) != tt.want {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
 func TestEvents_ArriveAsTheyWereSent(t *testing.T) {
 	var b bytes.Buffer
 	r := &reporter{w: &b}

@@ -27,6 +27,8 @@ type memberConfig struct {
 	Credit             int
 	Concurrency        int
 	Pull               bool
+	Cumulative         bool
+	ParallelKeys       bool
 	// WorkMin and WorkMax bound the time that a message takes.
 	WorkMin, WorkMax time.Duration
 }
@@ -106,7 +108,7 @@ func tryJoin(ctx context.Context, cfg *memberConfig, out *reporter) (*client.Con
 		return nil, err
 	}
 	k, err := c.NewConsumer(ctx, cfg.Topic, cfg.Group, client.ConsumerOptions{
-		CreditCount: cfg.Credit, Pull: cfg.Pull, Concurrency: cfg.Concurrency, GroupSettings: []byte(cfg.Settings), Lease: cfg.Lease,
+		CreditCount: cfg.Credit, Pull: cfg.Pull, Concurrency: cfg.Concurrency, CumulativeAcks: cfg.Cumulative, ParallelKeys: cfg.ParallelKeys, GroupSettings: []byte(cfg.Settings), Lease: cfg.Lease,
 	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())

@@ -2,6 +2,7 @@ package groups
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -95,13 +96,23 @@ func (p *process) failed() error {
 	default:
 		return nil
 	}
-	if p.killed || p.stopped && p.err == nil {
+	if p.killed || p.stopped && (p.err == nil || terminated(p.err)) {
 		return nil
 	}
 	if p.stopped {
 		return fmt.Errorf("%s did not leave as it should: %w\n%s", p.name, p.err, p.log.String())
 	}
 	return fmt.Errorf("%s ended by itself: %w\n%s", p.name, p.err, p.log.String())
+}
+
+// terminated tells whether a process was ended by SIGTERM itself: it had not begun to listen for it, nor to do anything else.
+func terminated(err error) bool {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return false
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGTERM
 }
 
 // tailBytes is how much of a process's error output is kept.

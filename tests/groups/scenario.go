@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,9 +33,10 @@ type Scenario struct {
 	// Freeze stops a member for FreezeFor, which may be longer than its session; one is frozen at the beginning.
 	KillMember, Leave, KillBroker, StopBroker, Freeze int
 	FreezeFor                                         time.Duration
-	// Lease and Retry are the group's settings.
-	Lease time.Duration
-	Retry []time.Duration
+	// Lease, Retry and Ordered are the group's settings.
+	Lease   time.Duration
+	Retry   []time.Duration
+	Ordered bool
 	// SlowOneIn is the share of members that take SlowWork for each message instead of Work.
 	SlowOneIn      int
 	Work, SlowWork time.Duration
@@ -52,7 +54,7 @@ type Scenario struct {
 const (
 	scenarioTopic = "orders"
 	scenarioGroup = "workers"
-	// scenarioAttempts is the broker's default of delivery_max_attempts.
+	// scenarioAttempts is how many attempts a message gets.
 	scenarioAttempts = 5
 	// maxFrozen is how many members are frozen at once, at most.
 	maxFrozen = 2
@@ -89,6 +91,7 @@ func Varied(seed uint64) Scenario {
 	s.Lease = pick(rng, 3*time.Second, 15*time.Second, 30*time.Second)
 	s.Retry = pick(rng, []time.Duration{10 * time.Millisecond}, []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, time.Second})
 	s.Credit = pick(rng, 4, 64, 1000)
+	s.Ordered = rng.IntN(4) == 0
 	s.Config = map[string]any{
 		"shards":                    pick(rng, 1, 1, 3),
 		"io_backend":                pick(rng, "auto", "auto", "pread"),
@@ -166,7 +169,7 @@ func (r *run) prepare(ctx context.Context) error {
 	for i, d := range r.Retry {
 		delays[i] = d.Milliseconds()
 	}
-	settings, err := json.Marshal(map[string]any{"retry": delays, "lease_ms": r.Lease.Milliseconds()})
+	settings, err := json.Marshal(map[string]any{"retry": delays, "lease_ms": r.Lease.Milliseconds(), "ordered": r.Ordered, "max_attempts": scenarioAttempts})
 	if err != nil {
 		return err
 	}
@@ -208,6 +211,12 @@ func (r *run) newMember() (*process, error) {
 		Addr: r.addr, Topic: scenarioTopic, Group: scenarioGroup, Seed: r.Seed, Settings: r.settings, Lease: r.Lease,
 		Credit: 1 + r.rng.IntN(r.Credit), Concurrency: 1 + r.rng.IntN(4), Pull: r.rng.IntN(4) == 0, WorkMax: r.Work,
 	}
+	switch r.rng.IntN(4) {
+	case 0:
+		cfg.Cumulative = true
+	case 1:
+		cfg.ParallelKeys = true
+	}
 	if r.SlowOneIn > 0 && r.rng.IntN(r.SlowOneIn) == 0 {
 		cfg.WorkMax = r.SlowWork
 	}
@@ -244,9 +253,13 @@ func (r *run) load(ctx context.Context) error {
 	return err
 }
 
+// keysPerPartition is how many keys the messages of a partition have.
+const keysPerPartition = 5
+
 // routeByNumber sends a message to the partition that its key names.
 func routeByNumber(key []byte, partitions uint16) uint16 {
-	n, err := strconv.ParseUint(string(key), 10, 16)
+	number, _, _ := strings.Cut(string(key), " ")
+	n, err := strconv.ParseUint(number, 10, 16)
 	if err != nil {
 		return 0
 	}
@@ -259,13 +272,12 @@ const numberShift = 40
 // produce publishes to one partition until the load ends.
 func (r *run) produce(ctx context.Context, p *client.Producer, partition int) error {
 	rng := rand.New(rand.NewPCG(r.Seed, uint64(partition)<<8|3))
-	key := strconv.AppendInt(nil, int64(partition), 10)
 	for n := uint64(partition)<<numberShift | 1; ; n++ {
 		c := good
 		if r.FailOneIn > 0 && rng.IntN(r.FailOneIn) == 0 {
 			c = pick(rng, failing, failing, panicking, rejected)
 		}
-		res, err := p.Send(ctx, client.Record{Key: key, Value: valueOf(n, c)})
+		res, err := p.Send(ctx, client.Record{Key: fmt.Appendf(nil, "%d %d", partition, n%keysPerPartition), Value: valueOf(n, c)})
 		if err != nil {
 			return fmt.Errorf("publish to partition %d: %w", partition, err)
 		}
@@ -436,6 +448,9 @@ func (r *run) finish(ctx context.Context) error {
 	}
 	calm := r.calm() && len(r.h.refused) == 0
 	t := r.h.checkEnd(scenarioAttempts, calm)
+	if r.Ordered {
+		r.h.checkOrder()
+	}
 	if g.Published != t.published || g.Acknowledged != t.acknowledged || g.Dropped != t.dropped || g.DLQ != t.dropped {
 		return fmt.Errorf("the group's counters are %+v, it was %+v", g, t)
 	}

@@ -44,6 +44,16 @@ func TestScenario_CalmMembersHandleEachMessageOnce(t *testing.T) {
 	}
 }
 
+// An ordered group delivers a message when the one before is done, whoever is ended meanwhile.
+func TestScenario_OrderedGroupKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	s := scenario(t, 4)
+	s.Load, s.Freeze, s.Ordered, s.StopBroker = 4*time.Second, 0, true, 0
+	if err := s.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Members and the broker are killed, members are frozen for longer than their sessions and go on afterwards.
 func TestScenario_KilledAndFrozenMembersLoseNothing(t *testing.T) {
 	t.Parallel()

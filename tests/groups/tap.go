@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/mortarmq/mortarmq/protocol"
@@ -20,7 +21,11 @@ type tap struct {
 	in    []byte // the beginning of a frame from the broker
 	sent  []byte // of one to it
 	asked []request
+	open  map[uint16][]delivery // delivered and not answered, by partition
 }
+
+// delivery is one that was not answered yet.
+type delivery struct{ sequence, id uint64 }
 
 // request is one that is not answered.
 type request struct {
@@ -36,7 +41,7 @@ func tapped(out *reporter) func(ctx context.Context, network, addr string) (net.
 		if err != nil {
 			return nil, err
 		}
-		return &tap{Conn: nc, out: out}, nil
+		return &tap{Conn: nc, out: out, open: map[uint16][]delivery{}}, nil
 	}
 }
 
@@ -102,13 +107,23 @@ func (t *tap) sending(op protocol.Op, payload []byte, list *[]event) error {
 		if a.Flags&protocol.AckFlagProgress != 0 {
 			break
 		}
-		r.ack = &a
-		*list = append(*list, event{Kind: eventAcking, Partition: a.Partition, Sequence: a.Sequence, Delivery: a.DeliveryID, Epoch: a.OwnershipEpoch})
+		cumulative := a.Flags&protocol.AckFlagCumulative != 0
+		if !cumulative {
+			r.ack = &a // of one for many the answer does not tell which of them it has ended
+		}
+		t.open[a.Partition] = slices.DeleteFunc(t.open[a.Partition], func(d delivery) bool {
+			meant := d.id == a.DeliveryID || cumulative && d.sequence <= a.Sequence && d.id < a.DeliveryID
+			if meant {
+				*list = append(*list, event{Kind: eventAcking, Partition: a.Partition, Sequence: d.sequence, Delivery: d.id, Epoch: a.OwnershipEpoch})
+			}
+			return meant
+		})
 	case protocol.OpNack:
 		var a protocol.Nack
 		if err := a.Decode(payload); err != nil {
 			return err
 		}
+		t.open[a.Partition] = slices.DeleteFunc(t.open[a.Partition], func(d delivery) bool { return d.id == a.DeliveryID })
 		*list = append(*list, event{Kind: eventNacking, Partition: a.Partition, Sequence: a.Sequence, Delivery: a.DeliveryID, Epoch: a.OwnershipEpoch})
 	default:
 	}
@@ -127,6 +142,7 @@ func (t *tap) received(op protocol.Op, payload []byte, list *[]event) error {
 		if !ok {
 			return fmt.Errorf("sequence %d of partition %d has a value that nobody has published: %x", m.Sequence, m.Partition, m.Value)
 		}
+		t.open[m.Partition] = append(t.open[m.Partition], delivery{m.Sequence, m.DeliveryID})
 		*list = append(*list, event{Kind: eventDelivered, Cause: c, Number: n, Partition: m.Partition, Attempt: m.Attempt, Sequence: m.Sequence,
 			Delivery: m.DeliveryID, Epoch: m.OwnershipEpoch})
 		return nil
