@@ -100,7 +100,7 @@ func Open(opts Options) (*Engine, error) {
 		WallMs:                  e.wallMs,
 	}, engineLog{e}, engineStore{e}, e.place, journals)
 	for i := range journals {
-		e.pools = append(e.pools, ring.NewPool(opts.MemoryBytes))
+		e.pools = append(e.pools, ring.NewPoolFrom(opts.Heap, opts.MemoryBytes))
 		e.shards = append(e.shards, newShard(e, i))
 		e.stores = append(e.stores, newStoreLoop(e, i))
 		e.shards[i].store = e.stores[i]

@@ -264,7 +264,7 @@ func (n *Node) open() error {
 	}
 	n.disk = d
 	n.device.set(d)
-	n.pool = ring.NewPool(statePoolBytes)
+	n.pool = ring.NewPoolFrom(n.opts.Engine.Heap, statePoolBytes)
 	if n.file, err = wal.OpenReplicaFile(waiter{d}, n.pool, n.opts.Engine.DataDir, uint16(n.opts.Self)); err != nil {
 		return errors.Join(err, n.closeDevice())
 	}
@@ -865,7 +865,8 @@ func (n *Node) publish() {
 	if st == *was {
 		return
 	}
-	n.status.Store(&st)
+	changed := st // st itself stays off the heap: this runs every turn
+	n.status.Store(&changed)
 	if st.Cluster != was.Cluster && was.Cluster != (replica.ClusterID{}) && n.opts.Rejoin != nil {
 		n.opts.Rejoin()
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/mortarmq/mortarmq/ring"
 )
 
 // Options configures an Engine. Start from DefaultOptions; Validate reports every problem at once. Immutable after Open.
@@ -47,6 +49,9 @@ type Options struct {
 	Clock Clock
 	// Stepped has the engine start no goroutines: its owner drives it with Step. For simulations.
 	Stepped bool
+	// Heap is where the engine's buffers come from; nil means the kernel. For simulations, whose processes end without
+	// giving anything back.
+	Heap *ring.Heap
 	// Seed feeds the jitter of retries and the keys of journal files; 0 takes them from the system.
 	Seed   uint64
 	Logger *slog.Logger

@@ -36,6 +36,8 @@ const (
 type Pool struct {
 	limit  int64
 	retain int64
+	// heap is where slabs come from, nil for the kernel.
+	heap *Heap
 
 	inUse  atomic.Int64
 	poison atomic.Bool
@@ -61,6 +63,13 @@ type Slab struct {
 func NewPool(limitBytes int64) *Pool {
 	p := &Pool{limit: limitBytes, retain: limitBytes / retainDivisor}
 	p.poison.Store(poisonBuild)
+	return p
+}
+
+// NewPoolFrom returns a pool like NewPool's that takes its memory from heap; nil means the kernel.
+func NewPoolFrom(heap *Heap, limitBytes int64) *Pool {
+	p := NewPool(limitBytes)
+	p.heap = heap
 	return p
 }
 
@@ -106,7 +115,7 @@ func (p *Pool) Get(n int) *Slab {
 	p.mu.Unlock()
 
 	unmapAll(victims)
-	mem, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	mem, err := p.allocate(int(size))
 	if err != nil {
 		p.mu.Lock()
 		p.mapped -= size
@@ -117,6 +126,14 @@ func (p *Pool) Get(n int) *Slab {
 	s := &Slab{pool: p, mem: mem, class: class}
 	s.refs.Store(1)
 	return s
+}
+
+// allocate returns memory, aligned to a block.
+func (p *Pool) allocate(size int) ([]byte, error) {
+	if p.heap != nil {
+		return p.heap.get(size), nil
+	}
+	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 }
 
 // Trim gives the memory that is kept for reuse back to the operating system.
@@ -193,6 +210,10 @@ func (s *Slab) Release() {
 func (s *Slab) unmap() {
 	mem := s.mem
 	s.mem = nil
+	if s.pool.heap != nil {
+		s.pool.heap.put(mem)
+		return
+	}
 	if err := unix.Munmap(mem); err != nil {
 		panic(fmt.Sprintf("ring: munmap of a slab of %d bytes: %v", len(mem), err))
 	}

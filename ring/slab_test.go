@@ -8,7 +8,35 @@ import (
 )
 
 func TestPool_SlabsAreAlignedPowersOfTwo(t *testing.T) {
-	p := testPool(t)
+	slabsAreAlignedPowersOfTwo(t, testPool(t))
+}
+
+func TestHeap_SlabsAreAlignedPowersOfTwo(t *testing.T) {
+	p := NewPoolFrom(&Heap{}, 2*MaxSlab)
+	slabsAreAlignedPowersOfTwo(t, p)
+	p.Trim()
+	if p.mapped != 0 {
+		t.Errorf("%d bytes are counted after all was given back", p.mapped)
+	}
+}
+
+func TestHeap_MemoryOfPoolsThatAreGoneIsUsedAgain(t *testing.T) {
+	h := &Heap{}
+	a, b := slab(t, NewPoolFrom(h, MaxSlab), BlockSize), slab(t, NewPoolFrom(h, MaxSlab), BlockSize)
+	first, second := unsafe.SliceData(a.Bytes()), unsafe.SliceData(b.Bytes())
+	if first == second {
+		t.Fatal("two slabs share memory")
+	}
+	h.Reclaim()
+	p := NewPoolFrom(h, MaxSlab)
+	c, d := unsafe.SliceData(slab(t, p, BlockSize).Bytes()), unsafe.SliceData(slab(t, p, BlockSize).Bytes())
+	if c == d || c != first && c != second || d != first && d != second {
+		t.Error("memory that was reclaimed isn't used again")
+	}
+}
+
+func slabsAreAlignedPowersOfTwo(t *testing.T, p *Pool) {
+	t.Helper()
 	for _, c := range []struct{ n, want int }{
 		{-1, 4 << 10}, {0, 4 << 10}, {1, 4 << 10}, {4096, 4 << 10}, {4097, 8 << 10}, {64 << 10, 64 << 10},
 		{64<<10 + 1, 128 << 10}, {17 << 20, 32 << 20}, {MaxSlab, MaxSlab},

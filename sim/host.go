@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
@@ -26,10 +27,13 @@ type host struct {
 	life   int
 	paused bool
 	next   time.Duration // when the process wants to run next
+	wakes  time.Duration // when it has something to do, as of the last look
 	skew   time.Duration // of the wall clock
 	// slow multiplies the time that the disk takes.
 	slow time.Duration
 	log  io.Writer
+	// heap is the memory of whichever process runs.
+	heap *ring.Heap
 }
 
 // Now and WallMs implement engine.Clock.
@@ -41,8 +45,20 @@ const epochMs = 1_800_000_000_000
 // WallMs implements engine.Clock.
 func (h *host) WallMs() uint64 { return uint64(epochMs + (h.w.now + h.skew).Milliseconds()) }
 
+// heaps keeps memory from one run for the next.
+var heaps = sync.Pool{New: func() any { return new(ring.Heap) }}
+
+// discard ends a host for good.
+func (h *host) discard() {
+	h.life++
+	h.node = nil
+	h.heap.Reclaim()
+	heaps.Put(h.heap)
+	h.heap = nil
+}
+
 func newHost(w *world, id replica.NodeID, log io.Writer) *host {
-	h := &host{w: w, id: id, slow: 1, log: log}
+	h := &host{w: w, id: id, slow: 1, log: log, heap: heaps.Get().(*ring.Heap)}
 	h.disk = simdisk.New(simdisk.Options{
 		Seed: max(w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency,
 	})
@@ -104,6 +120,7 @@ func (h *host) start() {
 		return
 	}
 	h.life++
+	h.heap.Reclaim() // nothing of the process before is left
 	life := h.life
 	o := engine.DefaultOptions("/data")
 	o.JournalFileBytes, o.JournalMaxFiles, o.MaxRoundBytes = 512<<10, 4, 64<<10
@@ -111,7 +128,7 @@ func (h *host) start() {
 	o.MemoryBytes, o.TailBytes = 128<<20, 1<<20
 	o.MetadataSnapshotRecords = 64
 	o.DeliveryLease = 2 * time.Second
-	o.Clock, o.Stepped, o.Seed = h, true, max(h.w.rng.Uint64(), 1)
+	o.Clock, o.Stepped, o.Heap, o.Seed = h, true, h.heap, max(h.w.rng.Uint64(), 1)
 	o.OpenDevice = func() (engine.Device, error) {
 		return &device{h: h, life: life, q: h.disk.NewQueue()}, nil
 	}

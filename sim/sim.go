@@ -65,6 +65,7 @@ func Run(o Options) Result {
 		if h.node != nil {
 			h.stop()
 		}
+		h.discard()
 	}
 	return Result{Failure: w.failed, Trace: w.report(), Seen: w.seen, Simulated: w.now, Acknowledged: len(s.r.at), Digest: digest(w.trace)}
 }

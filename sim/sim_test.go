@@ -2,9 +2,15 @@ package sim
 
 import (
 	"os"
+	"runtime/debug"
 	"strconv"
 	"testing"
 )
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
 
 func seeds(t *testing.T, def int) (from, n uint64) {
 	t.Helper()

@@ -98,7 +98,8 @@ func (w *world) run(until time.Duration, stop func() bool) {
 		}
 		next := until
 		for _, h := range w.hosts {
-			next = min(next, h.due())
+			h.wakes = h.due()
+			next = min(next, h.wakes)
 		}
 		if len(w.events) > 0 {
 			next = min(next, w.events[0].at)
@@ -108,7 +109,9 @@ func (w *world) run(until time.Duration, stop func() bool) {
 			heap.Pop(&w.events).(event).do()
 		}
 		for _, h := range w.hosts {
-			h.step()
+			if min(h.wakes, h.next) <= w.now {
+				h.step()
+			}
 		}
 		if w.now >= until {
 			return
