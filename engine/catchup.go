@@ -18,6 +18,7 @@ import (
 // catching is a log of this node that catches up.
 type catching struct {
 	out      replica.StartCatchup
+	fetch    *fetch // that it is for; nil: it is for following
 	transfer peerwire.Transfer
 	file     *wal.CatchupFile
 	// again is when the request is repeated, because nothing was heard; 0: it is not outstanding.
@@ -39,11 +40,18 @@ func (n *Node) behind(from replica.NodeID, b *peerwire.Behind) {
 	n.post(log, &replicaEvent{kind: evStored, step: func() {
 		if e.shards[log].repl.log.Behind(b.Epoch, b.Base) {
 			n.do(func() {
-				n.floors[log] = b.Committed
+				n.raiseFloor(log, b.Committed)
 				n.machine.Behind(n.now(), log)
 			})
 		}
 	}})
+}
+
+// raiseFloor notes a point that the log must not end before.
+func (n *Node) raiseFloor(log int, p replica.Point) {
+	if n.floors[log].Less(p) {
+		n.floors[log] = p
+	}
 }
 
 // startCatchup begins to catch up, or begins again from another leader.
@@ -120,14 +128,16 @@ func (n *Node) filled(log int, transfer peerwire.Transfer, err error) {
 	if err := c.file.Close(waiter{n.disk}); err != nil {
 		n.log.Warn("closing the progress of a catch-up", "log", log, "err", err)
 	}
-	n.log.Info("caught up in bulk; the log goes on live", "log", log)
-	n.reopen(len(n.engine.Load().shards))
+	n.log.Info("caught up in bulk", "log", log)
+	if !n.reopening { // as it is when another log was complete a moment ago: this one is, too, on the disk
+		n.reopen(len(n.engine.Load().shards))
+	}
 	n.afterOpen = append(n.afterOpen, func() {
 		// The log ends behind the floor now.
 		if err := wal.RemoveCatchupFile(waiter{n.disk}, n.shardDir(log), log); err != nil {
 			n.log.Warn("removing the progress of a catch-up that has ended", "log", log, "err", err)
 		}
-		n.machine.CaughtUp(n.now(), log)
+		n.machine.CaughtUp(n.now(), log) // says nothing where it was for a fetch, which goes on
 	})
 }
 
@@ -210,8 +220,10 @@ func (n *Node) supply(from replica.NodeID, c *peerwire.Catchup) {
 	s := n.supplyOf(from, c.Transfer)
 	if s == nil {
 		n.dropSupplies(func(old *supply) bool { return old.key.peer == from && old.log == int(c.Log) }) // it asks anew
-		if e := n.engine.Load(); e == nil || int(c.Log) >= len(e.shards) || n.led == 0 || len(n.supplies) >= maxSupplies {
-			n.opts.Peers.Bulk(from, &peerwire.CatchupCancel{Transfer: c.Transfer, Reason: "this node does not lead"}, nil, nil)
+		// A node that was elected catches up from those who have promised it the epoch.
+		asked := n.led != 0 || n.machine.State().Candidate == from
+		if e := n.engine.Load(); e == nil || int(c.Log) >= len(e.shards) || !asked || len(n.supplies) >= maxSupplies {
+			n.opts.Peers.Bulk(from, &peerwire.CatchupCancel{Transfer: c.Transfer, Reason: "this node does not lead, nor has it elected the one that asks"}, nil, nil)
 			return
 		}
 		s = &supply{n: n, key: supplyKey{from, c.Transfer}, log: int(c.Log), have: map[wal.StreamID]uint64{}, more: true}
@@ -479,10 +491,8 @@ func (s *supply) piece(what uint8, position uint64, b []byte) {
 }
 
 // bulkCatchup handles the frames of catch-ups.
-func (n *Node) bulkCatchup(ev *nodeEvent) (taken bool) {
+func (n *Node) bulkCatchup(ev *nodeEvent) {
 	switch f := ev.frame.(type) {
-	case *peerwire.Behind:
-		n.behind(ev.from, f)
 	case *peerwire.Catchup:
 		n.supply(ev.from, f)
 	case *peerwire.CatchupAck:
@@ -490,34 +500,34 @@ func (n *Node) bulkCatchup(ev *nodeEvent) (taken bool) {
 			if err := s.flow.Acked(f.Bytes); err != nil {
 				n.log.Error("a follower acknowledges what it was not sent", "peer", n.nodes[ev.from].name, "err", err)
 				s.cancel("the acknowledgements are wrong")
-				return true
+				return
 			}
 			s.again = 0
 		}
 	case *peerwire.CatchupCancel:
 		if s := n.supplyOf(ev.from, f.Transfer); s != nil {
 			s.end()
-			return true
+			return
 		}
-		return n.fillFrame(ev)
+		n.fillFrame(ev)
 	case *peerwire.Records, *peerwire.Skip, *peerwire.Snapshot, *peerwire.CatchupDone:
-		return n.fillFrame(ev)
+		n.fillFrame(ev)
 	default:
-		return false
 	}
-	return true
 }
 
 // fillFrame hands a frame of a transfer to the log that catches up.
-func (n *Node) fillFrame(ev *nodeEvent) bool {
+func (n *Node) fillFrame(ev *nodeEvent) {
 	t := ev.frame.Of()
 	c := n.catchings[int(t.Log)]
 	if c == nil || c.transfer != t || c.out.Leader != ev.from || n.engine.Load() == nil {
-		return false
+		return
 	}
 	c.heard = n.now()
 	c.again = c.heard + catchupRetry
+	if c.fetch != nil {
+		n.machine.Fetching(c.heard, c.fetch.out.Epoch)
+	}
 	n.post(int(t.Log), &replicaEvent{kind: evFillFrame, peer: ev.from, frame: ev.frame, payload: ev.payload})
 	ev.payload = nil
-	return true
 }

@@ -94,7 +94,7 @@ type Node struct {
 	fencing   gather
 	opened    gather
 	probing   gather
-	fetches   map[uint32]*fetch
+	fetches   map[int]*fetch // by log
 	// catchings are the logs that catch up in bulk, supplies the followers' that this node leads; floors are the points that
 	// the logs must not end before.
 	catchings map[int]*catching
@@ -150,11 +150,6 @@ func (g *gather) take(epoch replica.Epoch, log int, end replica.End) bool {
 	return g.left == 0
 }
 
-// fetch is one log that a candidate completes from another node.
-type fetch struct {
-	out replica.FetchLog
-}
-
 type nodeEventKind uint8
 
 const (
@@ -205,7 +200,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 	}
 	n := &Node{
 		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
-		nodes: map[replica.NodeID]*hint{}, fetches: map[uint32]*fetch{},
+		nodes: map[replica.NodeID]*hint{}, fetches: map[int]*fetch{},
 		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
 		repairs: map[int]bool{}, lastOf: map[int]replica.Point{},
 	}
@@ -469,7 +464,7 @@ func (n *Node) turn() (progress bool, next time.Duration) {
 		n.machine.Tick(now)
 	}
 	n.carryOut()
-	next = n.stepCatchups(n.now())
+	next = min(n.stepCatchups(n.now()), n.stepFetches(n.now()))
 	progress = n.disk.Poll() > 0
 	n.carryOut()
 	n.publish()
@@ -813,6 +808,7 @@ func (n *Node) reopened(ev *nodeEvent) {
 		f()
 	}
 	n.afterOpen = nil
+	n.resumeTransfers()
 	deferred := n.deferred
 	n.deferred = nil
 	for _, o := range deferred {

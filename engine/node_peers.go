@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"errors"
-
 	"github.com/mortarmq/mortarmq/engine/peerwire"
 	"github.com/mortarmq/mortarmq/engine/replica"
 )
@@ -94,64 +92,21 @@ func (n *Node) Bulk(from replica.NodeID, f peerwire.BulkFrame, payload peerwire.
 	}
 }
 
-// fetch asks another node for the rounds of a log that this one lacks to lead.
-func (n *Node) fetch(o replica.FetchLog) {
-	n.lastFetch++
-	n.fetches[n.lastFetch] = &fetch{out: o}
-	ask := &peerwire.Fetch{Transfer: peerwire.Transfer{Log: uint16(o.Log), ID: n.lastFetch}, After: o.After, UpTo: o.Upto}
-	if !n.opts.Peers.Bulk(o.From, ask, nil, nil) {
-		delete(n.fetches, n.lastFetch)
-		n.machine.FetchFailed(n.now(), o.Epoch, o.Log)
-	}
-}
-
 // bulk handles a frame of the bulk lane.
 func (n *Node) bulk(ev *nodeEvent) {
-	if n.bulkCatchup(ev) {
-		if ev.payload != nil {
-			ev.payload.Release()
+	switch f := ev.frame.(type) {
+	case *peerwire.Fetched, *peerwire.FetchEnd:
+		n.rounds(ev)
+	case *peerwire.Behind:
+		if f.ID != 0 {
+			n.rounds(ev)
+		} else {
+			n.behind(ev.from, f)
 		}
-		return
-	}
-	f := n.fetches[ev.frame.Of().ID]
-	switch frame := ev.frame.(type) {
-	case *peerwire.Fetched:
-		if f == nil || f.out.From != ev.from || n.machine.State().Promised != f.out.Epoch {
-			break
-		}
-		n.post(f.out.Log, &replicaEvent{kind: evAdopt, peer: ev.from, payload: ev.payload,
-			append: peerwire.Append{Log: frame.Log, Epoch: f.out.Epoch, Prev: frame.Prev, Point: frame.Point, Commit: frame.Commit}})
-		return
-	case *peerwire.FetchEnd:
-		if f == nil || f.out.From != ev.from {
-			break
-		}
-		id := frame.ID
-		if !frame.OK {
-			n.log.Warn("a node can't give the rounds that this one lacks to lead", "peer", ev.from, "log", f.out.Log, "reason", frame.Reason)
-			n.fetched(&nodeEvent{id: id, err: errors.New(frame.Reason)})
-			break
-		}
-		n.post(f.out.Log, &replicaEvent{kind: evAdopted, point: f.out.Upto, fenced: func(end replica.End) {
-			n.inbox.Push(nodeEvent{kind: nodeFetched, id: id, end: end})
-		}})
 	default:
+		n.bulkCatchup(ev)
 	}
 	if ev.payload != nil {
 		ev.payload.Release()
 	}
-}
-
-// fetched tells the machine how a fetch ended.
-func (n *Node) fetched(ev *nodeEvent) {
-	f := n.fetches[ev.id]
-	if f == nil {
-		return
-	}
-	delete(n.fetches, ev.id)
-	if ev.err != nil {
-		n.machine.FetchFailed(n.now(), f.out.Epoch, f.out.Log)
-		return
-	}
-	n.machine.Fetched(n.now(), f.out.Epoch, f.out.Log, ev.end)
 }

@@ -216,8 +216,10 @@ type replication struct {
 	incoming    fifo[*replicaEvent]
 	acked       peerwire.Flushed // the last FLUSHED that was sent
 	adopting    *replicaEvent    // says how far a candidate's log has to come
-	heard       []followerState  // by others
-	scratch     replica.Progress
+	// agreed is up to where the log was found to be that of the node that this one completes it from, since it was fenced.
+	agreed  replica.Index
+	heard   []followerState // by others
+	scratch replica.Progress
 }
 
 // refusal is the answer to publishes at the moment.
@@ -300,7 +302,9 @@ func (r *replication) distrust(peer replica.NodeID, err error) {
 
 // fence stops everything of lower epochs and reports where the log ends.
 func (r *replication) fence(ev *replicaEvent) {
-	r.fenced = max(r.fenced, ev.epoch)
+	if ev.epoch > r.fenced {
+		r.fenced, r.agreed = ev.epoch, 0
+	}
 	end := r.log.Fence(ev.epoch)
 	if r.leading && !r.log.Leading() {
 		r.depose(ev.refusal)
@@ -553,15 +557,12 @@ func (r *replication) tellBehind(i int) {
 		return
 	}
 	h.behind, h.told = true, now
-	commit := r.log.Commit()
-	e, _ := r.log.EpochAt(commit)
 	r.peers.Bulk(r.others[i], &peerwire.Behind{
-		Transfer: peerwire.Transfer{Log: uint16(r.s.id)}, Epoch: r.epoch, Base: r.base(),
-		Committed: replica.Point{Epoch: e, Index: commit},
+		Transfer: peerwire.Transfer{Log: uint16(r.s.id)}, Epoch: r.epoch, Base: r.base(), Committed: r.committed(),
 	}, nil, nil)
 }
 
-// logCut is a point of a leader's log up to which everything is in the segments, and what goes with it.
+// logCut is a point of a log up to which everything is in the segments, and what goes with it.
 type logCut struct {
 	ok         bool
 	point      replica.Point
@@ -579,7 +580,7 @@ const (
 // cutOf returns a cut at index at, or with 0 the newest there is, and keeps what lies behind it for a while.
 func (r *replication) cutOf(at replica.Index) logCut {
 	s := r.s
-	if !r.leading {
+	if r.fill != nil {
 		return logCut{}
 	}
 	if at == 0 {
@@ -590,8 +591,8 @@ func (r *replication) cutOf(at replica.Index) logCut {
 				break
 			}
 		}
-		if at == 0 && r.history.len() == 0 && s.inFlight.len() == 0 {
-			at = r.log.Commit() // all of it was there at the start, and recovery writes everything out
+		if at == 0 && r.history.len() == 0 {
+			at = r.lowest() - 1 // all of it was there at the start, and recovery writes everything out
 		}
 	}
 	e, ok := r.log.EpochAt(at)
@@ -666,7 +667,9 @@ func (r *replication) take(ev *replicaEvent) bool {
 	}
 	var v replica.Verdict
 	if ev.kind == evAdopt {
-		v = r.log.Adopt(a.Prev, a.Point)
+		if v = r.log.Adopt(a.Prev, a.Point); v.Kind == replica.Accept || v.Kind == replica.Replace || v.Kind == replica.Duplicate {
+			r.agreed = max(r.agreed, a.Point.Index)
+		}
 	} else {
 		v = r.log.Append(a.Epoch, a.Prev, a.Point, a.Commit)
 	}
@@ -905,19 +908,23 @@ func (r *replication) bytesUpTo(i replica.Index) int64 {
 	return r.history.at(min(int(i-r.oldest), n-1)).upTo
 }
 
-// serveFetch sends a candidate the rounds of the log that it lacks.
+// serveFetch sends an elected node the rounds of the log that it lacks, or says what is in memory of them.
 func (r *replication) serveFetch(ev *replicaEvent) {
 	end := func(ok bool, reason string) {
 		r.peers.Bulk(ev.peer, &peerwire.FetchEnd{Transfer: ev.transfer, OK: ok, Reason: reason}, nil, nil)
 	}
-	if e, ok := r.log.EpochAt(ev.point.Index); !ok || e != ev.point.Epoch || r.log.FlushedIndex() < ev.point.Index {
+	if e, ok := r.log.EpochAt(ev.point.Index); !ok || e != ev.point.Epoch || r.log.FlushedIndex() < ev.point.Index || r.fill != nil {
 		end(false, fmt.Sprintf("node has no round %s that is flushed", ev.point))
+		return
+	}
+	if ev.index+1 < r.lowest() {
+		r.peers.Bulk(ev.peer, &peerwire.Behind{Transfer: ev.transfer, Epoch: r.fenced, Base: r.base(), Committed: r.committed()}, nil, nil)
 		return
 	}
 	for i := ev.index + 1; i <= ev.point.Index; i++ {
 		round := r.round(i)
 		if round == nil {
-			end(false, fmt.Sprintf("round %d is not in memory any more", i))
+			end(false, fmt.Sprintf("round %d is not in memory", i))
 			return
 		}
 		p, _ := round.Position()
@@ -928,10 +935,26 @@ func (r *replication) serveFetch(ev *replicaEvent) {
 		round.Retain()
 		if !r.peers.Bulk(ev.peer, &f, round.Payload(), round) {
 			round.Release()
-			return // the candidate asks again
+			return // the other node asks again, from where it is then
 		}
 	}
 	end(true, "")
+}
+
+// fetchAfter returns up to where this log has what another one has that ends at upto.
+func (r *replication) fetchAfter(upto replica.Point) replica.Index {
+	last := r.log.Last()
+	if last.Epoch == upto.Epoch {
+		return min(last.Index, upto.Index) // both have it from the same leader
+	}
+	return max(r.agreed, min(r.log.Commit(), last.Index))
+}
+
+// committed returns the newest round that is known to be committed.
+func (r *replication) committed() replica.Point {
+	commit := r.log.Commit()
+	e, _ := r.log.EpochAt(commit)
+	return replica.Point{Epoch: e, Index: commit}
 }
 
 // adopted reports, once everything that a candidate fetched is flushed here or can't be any more.

@@ -130,10 +130,11 @@ type CatchupCancel struct {
 }
 
 // Behind tells a follower that the leader has no rounds of a log up to Base in memory any more: a follower whose log lacks that
-// one catches up in bulk. Committed is a round that is committed and not before Base. ID is 0.
+// one catches up in bulk. Committed is a round that is committed and not before Base. ID is 0; as the answer to a FETCH it is
+// that one's, and says the same of the node that was asked.
 type Behind struct {
 	Transfer
-	Epoch           replica.Epoch // of the leader
+	Epoch           replica.Epoch // of the leader, or the one that the node has promised
 	Base, Committed replica.Point
 }
 

@@ -80,6 +80,6 @@
 //	BEHIND         leader_epoch u32, base_epoch u32, base_index u64, committed_epoch u32, committed_index u64
 //
 // A stream is kind u8, 0, topic u16, partition u16. The node that asks chooses the id. FETCH is answered by FETCHED ... and one
-// FETCH_END. CATCHUP is answered by RECORDS, SKIP and SNAPSHOT in any order and CATCHUP_DONE, which the asking node
+// FETCH_END, or by BEHIND. CATCHUP is answered by RECORDS, SKIP and SNAPSHOT in any order and CATCHUP_DONE, which the asking node
 // acknowledges in between with CATCHUP_ACK; see Flow. A connection that breaks ends all transfers on it.
 package peerwire

@@ -342,6 +342,9 @@ func (n *Node) fetchedAll() {
 	n.startLeading()
 }
 
+// Fetches reports whether this node was elected in epoch and still waits for what it fetches.
+func (n *Node) Fetches(epoch Epoch) bool { return n.role == elected && epoch == n.elec.epoch }
+
 // Fetching says that a fetch goes on: it may take another FetchTimeout.
 func (n *Node) Fetching(now time.Duration, epoch Epoch) {
 	n.begin(now)

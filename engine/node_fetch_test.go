@@ -1,0 +1,77 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// refuseToLead has a node stand for election no more; it goes on voting and serving its peers.
+func (n *Node) refuseToLead() {
+	done := make(chan struct{})
+	n.do(func() {
+		n.machine.Resign(n.now())
+		close(done)
+	})
+	<-done
+}
+
+// A node that lacks more than another one has in memory is elected all the same where nobody else can be, and has everything
+// before it leads: the rounds behind what it catches up with in bulk, those that no leader has committed among them.
+func TestNode_AnElectedNodeCatchesUpInBulkBeforeItLeads(t *testing.T) {
+	for name, logs := range map[string]int{"one log": 1, "three logs": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes, o.Engine.Shards = 32<<10, logs })
+			first := c.leader()
+			topic := c.declare("orders", 3)
+			away := first%3 + 1
+			for i := range uint64(30) {
+				c.commit(protocol.Pub{TopicID: topic.TopicID, Partition: uint16(i % 3), ProducerID: 9, ProducerSeq: i/3 + 1, Value: make([]byte, 1000)})
+			}
+			c.stop(away)
+			const each = 300
+			for seq := uint64(11); seq <= each; seq += 10 {
+				c.publishMany(topic.TopicID, seq, min(seq+10, each+1))
+			}
+			c.stop(c.leader())
+			for _, n := range c.nodes {
+				n.refuseToLead()
+			}
+			c.start(away)
+			if leader := c.leader(); leader != away {
+				t.Fatalf("node %d leads", leader)
+			}
+			for p := range uint16(3) {
+				old := c.commit(protocol.Pub{TopicID: topic.TopicID, Partition: p, ProducerID: 9, ProducerSeq: each, Value: make([]byte, 1000)})
+				if old.Sequence != each || old.Flags&protocol.ResultFlagDeduplicated == 0 {
+					t.Errorf("a publish from while it was away: %+v", old)
+				}
+				if next := c.commit(protocol.Pub{TopicID: topic.TopicID, Partition: p, ProducerID: 9, ProducerSeq: each + 1, Value: []byte("next")}); next.Sequence != each+1 {
+					t.Errorf("the next publish: %+v", next)
+				}
+			}
+		})
+	}
+}
+
+// publishMany publishes to three partitions the numbers from up to behind, and waits for them.
+func (c *trio) publishMany(topic uint16, from, behind uint64) {
+	c.t.Helper()
+	p := newNodePeer(c.t, c.nodes[c.leader()])
+	var reqs []uint64
+	var pubs []protocol.Pub
+	for seq := from; seq < behind; seq++ {
+		for part := range uint16(3) {
+			pubs = append(pubs, protocol.Pub{TopicID: topic, Partition: part, ProducerID: 9, ProducerSeq: seq, Value: make([]byte, 1000)})
+			reqs = append(reqs, p.c.request())
+			p.in.Publish(p.c, reqs[len(reqs)-1], &pubs[len(pubs)-1])
+		}
+	}
+	p.in.Flush()
+	for i, r := range reqs {
+		if _, err := p.result(r); err != nil {
+			c.commit(pubs[i]) // an election on a busy machine: in order, and recognised if it was stored
+		}
+	}
+}
