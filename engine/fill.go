@@ -291,6 +291,7 @@ func (f *fill) snapshot(frame *peerwire.Snapshot, payload peerwire.Payload) (boo
 		return true, nil
 	}
 	delete(f.pieces, frame.What)
+	f.r.logger.Debug("a snapshot from the leader takes the place of a log's past", "log", s.id, "what", frame.What, "position", frame.Position)
 	m := storeMessage{kind: storeInstall, position: frame.Position, epoch: wal.Epoch(frame.Epoch), data: have}
 	switch frame.What {
 	case peerwire.SnapshotMetadata:

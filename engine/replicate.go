@@ -331,6 +331,9 @@ func (r *replication) lead(ev *replicaEvent) error {
 	}
 	r.dropIncoming()
 	r.s.journal.Discard()
+	if last, commit := r.log.Last(), r.log.Commit(); last.Index > commit {
+		r.logger.Debug("this log has rounds of earlier epochs that may not be committed", "log", r.s.id, "last", last, "committed", commit)
+	}
 	r.epoch, r.leader, r.leading, r.opening = ev.epoch, 0, true, true
 	opened := ev.fenced
 	r.opened = func() { opened(r.log.End()) }
@@ -519,6 +522,9 @@ func (r *replication) ship() {
 			}
 			p, _ := round.Log()
 			a.Point = replica.Point{Epoch: replica.Epoch(p.Epoch), Index: replica.Index(p.Index)}
+			if a.Point.Epoch < r.epoch && a.Point.Index > a.Commit {
+				r.logger.Debug("a round of an earlier epoch is sent again")
+			}
 			round.Retain()
 			if !r.peers.Append(peer, &a, round.Payload(), round) {
 				round.Release()
@@ -707,6 +713,9 @@ func (r *replication) refused(ev *replicaEvent, v replica.Verdict) {
 // cut forgets the pending rounds from index on: another leader has others in their place.
 func (r *replication) cut(from replica.Index) {
 	f := &r.s.inFlight
+	if f.len() > 0 && f.back().repl.point.Index >= from {
+		r.logger.Debug("rounds that were never committed are cut off", "log", r.s.id, "from", from, "last", f.back().repl.point)
+	}
 	for f.len() > 0 && f.back().repl.point.Index >= from {
 		f.back().repl.r.Release()
 		f.dropBack()

@@ -642,6 +642,7 @@ func (s *shard) answerOld(part *partition, r *pubRequest, v verdict, seq wal.Seq
 			return
 		}
 		// The first one is still on its way to the disk; the answers of its round come before these.
+		s.log.Debug("a publish is sent again while the first one is on its way")
 		if records, _ := s.journal.Gathered(); records == 0 && s.inFlight.len() > 0 {
 			last := s.inFlight.back()
 			last.answers = append(last.answers, a)

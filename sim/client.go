@@ -390,6 +390,6 @@ func (r *record) acknowledged(topic, partition uint16, producer, seq uint64, res
 		r.w.fail("message %v was acknowledged at %d with the commit point at %d", m, res.Sequence, res.CommitSeq)
 	}
 	if res.Flags&protocol.ResultFlagDeduplicated != 0 {
-		r.w.count("duplicate recognised")
+		r.w.count(duplicateAnswered)
 	}
 }

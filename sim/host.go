@@ -31,7 +31,15 @@ type host struct {
 	skew   time.Duration // of the wall clock
 	// slow multiplies the time that the disk takes.
 	slow time.Duration
-	log  io.Writer
+	// capacity bounds the bytes on the disk, 0 without a bound.
+	capacity int64
+	// wiped: its disk was replaced by an empty one.
+	wiped bool
+	// letters counts the dead letters that the process has begun and not ended.
+	letters  int
+	letterAt time.Duration // when it has begun the last one
+	// log gets everything that the process logs; nil: only the observer looks at it.
+	log slog.Handler
 	// heap is the memory of whichever process runs.
 	heap *ring.Heap
 }
@@ -58,7 +66,15 @@ func (h *host) discard() {
 }
 
 func newHost(w *world, id replica.NodeID, log io.Writer) *host {
-	h := &host{w: w, id: id, slow: 1, log: log, heap: heaps.Get().(*ring.Heap)}
+	h := &host{w: w, id: id, slow: 1, heap: heaps.Get().(*ring.Heap)}
+	if log != nil {
+		h.log = slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Duration("t", w.now)
+			}
+			return a
+		}})
+	}
 	h.disk = simdisk.New(simdisk.Options{
 		Seed: max(w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency,
 	})
@@ -132,12 +148,7 @@ func (h *host) start() {
 	o.OpenDevice = func() (engine.Device, error) {
 		return &device{h: h, life: life, q: h.disk.NewQueue()}, nil
 	}
-	o.Logger = slog.New(slog.NewTextHandler(h.log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.Duration("t", h.w.now)
-		}
-		return a
-	}}))
+	o.Logger = slog.New(&observer{h: h, life: life, out: h.log})
 	random := rand.New(rand.NewPCG(h.w.rng.Uint64(), uint64(h.id)))
 	no := engine.NodeOptions{
 		Engine: o, Self: h.id, Rank: int(h.id) - 1, Peers: link{h.w.net, h}, Random: random.Uint64, HistoryBytes: 64 << 10,
@@ -159,20 +170,45 @@ func (h *host) start() {
 }
 
 // kill ends the process at once; the disk keeps what the kernel had.
-func (h *host) kill(power bool) {
-	if h.node == nil {
-		return
+func (h *host) kill() {
+	if h.end("is killed") {
+		h.disk = h.disk.Clone()
+		h.disk.SetCapacity(h.capacity)
 	}
-	h.life++
-	h.node = nil
-	h.w.net.down(h)
-	if power {
-		h.w.note("node %d loses power", h.id)
+}
+
+// cutPower ends the process, and the disk keeps any part of what was not flushed.
+func (h *host) cutPower() {
+	if h.end("loses power") {
 		h.disk = h.disk.Crash(simdisk.RandomFates(h.w.rng))
-		return
+		h.disk.SetCapacity(h.capacity)
 	}
-	h.w.note("node %d is killed", h.id)
-	h.disk = h.disk.Clone()
+}
+
+// end ends the process without its doing anything more; false where there is none.
+func (h *host) end(how string) bool {
+	if h.node == nil {
+		return false
+	}
+	h.w.note("node %d %s", h.id, how)
+	if h.letters > 0 && h.w.now-h.letterAt < time.Second {
+		h.w.count(crashAroundLetter)
+	}
+	h.gone()
+	return true
+}
+
+func (h *host) gone() {
+	h.life++
+	h.node, h.letters = nil, 0
+	h.w.net.down(h)
+}
+
+// full bounds the bytes that the disk takes; 0: it has room.
+func (h *host) full(capacity int64) {
+	h.capacity = capacity
+	h.disk.SetCapacity(capacity)
+	h.wake()
 }
 
 // stop ends the process in order.
@@ -184,10 +220,9 @@ func (h *host) stop() {
 	if err := h.node.Close(context.Background()); err != nil {
 		h.w.note("node %d: closing: %v", h.id, err)
 	}
-	h.life++
-	h.node = nil
-	h.w.net.down(h)
+	h.gone()
 	h.disk = h.disk.Clone()
+	h.disk.SetCapacity(h.capacity)
 }
 
 // due is when the host has something to do.

@@ -28,8 +28,11 @@ type conn struct {
 	last time.Duration // arrival of the newest frame
 }
 
+// usualJitter is up to how long a frame takes.
+const usualJitter = 200 * time.Microsecond
+
 func newNetwork(w *world) *network {
-	n := &network{w: w, blocked: map[[2]replica.NodeID]bool{}, conns: map[[2]replica.NodeID]*[peerwire.Lanes]conn{}, jitter: 200 * time.Microsecond}
+	n := &network{w: w, blocked: map[[2]replica.NodeID]bool{}, conns: map[[2]replica.NodeID]*[peerwire.Lanes]conn{}, jitter: usualJitter}
 	for a := replica.NodeID(1); a <= 3; a++ {
 		for b := replica.NodeID(1); b <= 3; b++ {
 			n.conns[[2]replica.NodeID{a, b}] = new([peerwire.Lanes]conn)

@@ -8,41 +8,36 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(400) // runs make much garbage and keep little
 	os.Exit(m.Run())
 }
 
-func seeds(t *testing.T, def int) (from, n uint64) {
-	t.Helper()
-	if v := os.Getenv("MORTARMQ_SIM_SEED"); v != "" {
-		s, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s, 1
-	}
-	if v := os.Getenv("MORTARMQ_SIM_SEEDS"); v != "" {
-		k, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return 1, k
-	}
-	return 1, uint64(def)
-}
+// seedsHere is how many seeds the package's own tests run; make sim runs more.
+const seedsHere = 40
 
 func TestSim_NothingAcknowledgedIsLost(t *testing.T) {
-	from, n := seeds(t, 20)
-	for seed := from; seed < from+n; seed++ {
-		o := Options{Seed: seed}
-		if os.Getenv("MORTARMQ_SIM_SEED") != "" {
-			o.Log = os.Stderr
+	if v := os.Getenv("MORTARMQ_SIM_SEED"); v != "" {
+		seed, err := strconv.ParseUint(v, 10, 64)
+		if err != nil {
+			t.Fatal(err)
 		}
-		r := Run(o)
+		r := Run(Options{Seed: seed, Log: os.Stderr})
+		t.Log(r.Trace)
 		if r.Failure != "" {
-			t.Errorf("%s", r.Trace)
-			return
+			t.Error(r.Failure)
 		}
+		return
+	}
+	o := ManyOptions{First: 1, Count: seedsHere}
+	if testing.Short() {
+		o.Count /= 4
+	}
+	s := RunMany(o)
+	for _, f := range s.Failures {
+		t.Errorf("seed %d: %s\n%s", f.Seed, f.Failure, f.Trace)
+	}
+	if s.Acknowledged == 0 {
+		t.Error("nothing was acknowledged")
 	}
 }
 
@@ -50,5 +45,19 @@ func TestSim_ASeedIsReplayedExactly(t *testing.T) {
 	a, b := Run(Options{Seed: 77}), Run(Options{Seed: 77})
 	if a.Digest != b.Digest || a.Acknowledged != b.Acknowledged || a.Simulated != b.Simulated {
 		t.Errorf("two runs of a seed: %s, %d acknowledged, %v; and %s, %d, %v", a.Digest, a.Acknowledged, a.Simulated, b.Digest, b.Acknowledged, b.Simulated)
+	}
+}
+
+func TestSummary_NamesWhatOccurredTooRarely(t *testing.T) {
+	s := Summary{Seeds: 200, In: map[string]uint64{}}
+	for _, what := range Required() {
+		s.In[what] = 2
+	}
+	if m := s.Missing(); len(m) > 0 {
+		t.Errorf("missing: %v, although all occurred in 1 %% of the seeds", m)
+	}
+	s.In[learner] = 1
+	if m := s.Missing(); len(m) != 1 || m[0] != learner {
+		t.Errorf("missing: %v, want %s", m, learner)
 	}
 }

@@ -292,5 +292,6 @@ func (j *Journal) recycle() {
 		j.full = append(j.full[:0], j.full[1:]...)
 		j.free = append(j.free, f)
 		j.freeBytes += f.payload()
+		j.opts.Logger.Debug("a journal file is free again")
 	}
 }

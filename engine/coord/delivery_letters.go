@@ -173,6 +173,7 @@ func (d *delivery) openLetter(l *letter) {
 	}
 	l.rd.letters[l.seq] = l
 	d.office.open++
+	d.log.Debug("a message moves to its dead-letter topic")
 }
 
 func (d *delivery) queueLetter(l *letter) {
@@ -438,6 +439,7 @@ func (d *delivery) closeLetter(l *letter, code protocol.ErrorCode) {
 	if l.rd.letters[l.seq] == l {
 		delete(l.rd.letters, l.seq)
 		d.office.open--
+		d.log.Debug("a message is done with its dead letter")
 	}
 	d.answerLetter(l, code, "")
 }

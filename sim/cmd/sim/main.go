@@ -1,0 +1,49 @@
+// Command sim runs many seeds of the cluster simulator and prints what they went through. It fails if an invariant was broken,
+// or a fault or situation that counts occurred too rarely.
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/mortarmq/mortarmq/sim"
+)
+
+// progressEvery is how often a line tells how far the runs are.
+const progressEvery = 10 * time.Second
+
+// coverageFrom is from how many seeds on what occurred must be complete.
+const coverageFrom = 500
+
+func main() {
+	o := sim.ManyOptions{}
+	flags := pflag.NewFlagSet("sim", pflag.ExitOnError)
+	flags.Uint64Var(&o.First, "first", 1, "the first seed")
+	flags.Uint64Var(&o.Count, "seeds", 2000, "how many seeds")
+	flags.IntVar(&o.Workers, "workers", 0, "how many run at a time (0: one for each processor)")
+	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
+	_ = flags.Parse(os.Args[1:])
+
+	// Runs make much garbage and keep little.
+	debug.SetGCPercent(400)
+	last := time.Now()
+	o.Progress = func(s *sim.Summary) {
+		if time.Since(last) < progressEvery {
+			return
+		}
+		last = time.Now()
+		fmt.Printf("%d of %d seeds, %d failures, %.1f hours simulated, %v\n", s.Seeds, o.Count, len(s.Failures), s.Simulated.Hours(), s.Took.Round(time.Second))
+	}
+	s := sim.RunMany(o)
+	s.Print(os.Stdout)
+	for _, f := range s.Failures {
+		fmt.Printf("\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d go test -v -run Lost ./sim\n%s\n", f.Seed, f.Failure, f.Seed, f.Trace)
+	}
+	if len(s.Failures) > 0 || s.Seeds >= coverageFrom && len(s.Missing()) > 0 {
+		os.Exit(1)
+	}
+}
