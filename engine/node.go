@@ -383,6 +383,9 @@ func (n *Node) suspect(reason error) error {
 		}
 		s := n.file.State()
 		s.Suspect = true
+		if n.opts.Engine.Stepped {
+			return n.file.SaveWait(waiter{n.disk}, s) // an earlier save may be under way there
+		}
 		return n.withDevice(func(d Device) error {
 			n.file.SetDisk(d)
 			defer n.file.SetDisk(n.disk)

@@ -35,6 +35,10 @@ var faultKinds = []faultKind{
 	{"hanging disk", 2, (*scenario).hangingDisk},
 	{"failed flush", 1, (*scenario).failedFlush},
 	{"full disk", 1, (*scenario).fullDisk},
+	{"bit flip", 2, (*scenario).bitFlip},
+	{"misdirected read", 2, (*scenario).misdirectedRead},
+	{"stale read", 2, (*scenario).staleRead},
+	{"wiped disk", 1, (*scenario).wipedDisk},
 }
 
 // fault lets something go wrong, and comes again.
@@ -237,6 +241,72 @@ func (s *scenario) fullDisk(h *host) bool {
 		w.note("the disk of node %d has room again", h.id)
 		h.full(0)
 	})
+	return true
+}
+
+// bitFlip damages a file at rest.
+func (s *scenario) bitFlip(*host) bool {
+	h := s.victim
+	if h == nil {
+		return false
+	}
+	p, off, ok := h.disk.Rot(s.w.rng, func(string) bool { return true })
+	if ok {
+		s.w.note("a bit of node %d's disk flips: %s at %d", h.id, p, off)
+	}
+	return ok
+}
+
+func (s *scenario) misdirectedRead(*host) bool {
+	return s.badRead(simdisk.Fault{Kind: ring.Read, Misdirect: int64(1+s.w.rng.IntN(8)) * ring.BlockSize}, "another block's content")
+}
+
+func (s *scenario) staleRead(*host) bool {
+	if s.victim == nil {
+		return false
+	}
+	old := s.victim.disk.Clone()
+	s.w.after(s.w.between(100*time.Millisecond, 2*time.Second), func() {
+		if !s.quiet {
+			s.badRead(simdisk.Fault{Kind: ring.Read, Stale: old}, "older content")
+		}
+	})
+	return true
+}
+
+// badRead has reads of the victim return something else: one of those of a running process, or of its next start.
+func (s *scenario) badRead(f simdisk.Fault, what string) bool {
+	h, w := s.victim, s.w
+	if h == nil {
+		return false
+	}
+	f.Count = 1
+	f.Skip = w.rng.IntN(4)
+	if w.chance(0.5) {
+		w.note("a read of node %d gets %s", h.id, what)
+		h.disk.Inject(f)
+		return true
+	}
+	h.kill()
+	f.Skip = w.rng.IntN(40)
+	w.after(w.between(50*time.Millisecond, time.Second), func() {
+		if h.node == nil && !s.quiet {
+			w.note("a read of node %d gets %s", h.id, what)
+			h.disk.Inject(f)
+		}
+		h.start()
+	})
+	return true
+}
+
+// wipedDisk has the victim come back with an empty disk.
+func (s *scenario) wipedDisk(*host) bool {
+	h := s.victim
+	if h == nil {
+		return false
+	}
+	h.wipe()
+	s.later(h)
 	return true
 }
 

@@ -33,6 +33,8 @@ type host struct {
 	slow time.Duration
 	// capacity bounds the bytes on the disk, 0 without a bound.
 	capacity int64
+	// victim: its disk may be damaged.
+	victim bool
 	// wiped: its disk was replaced by an empty one.
 	wiped bool
 	// letters counts the dead letters that the process has begun and not ended.
@@ -75,10 +77,14 @@ func newHost(w *world, id replica.NodeID, log io.Writer) *host {
 			return a
 		}})
 	}
-	h.disk = simdisk.New(simdisk.Options{
-		Seed: max(w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency,
-	})
+	h.newDisk()
 	return h
+}
+
+func (h *host) newDisk() {
+	h.disk = simdisk.New(simdisk.Options{
+		Seed: max(h.w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency, CapacityBytes: h.capacity,
+	})
 }
 
 // latency is how long an operation takes.
@@ -159,7 +165,7 @@ func (h *host) start() {
 	n, err := engine.OpenNode(no)
 	if err != nil {
 		h.w.note("node %d can't start: %v", h.id, err)
-		if errors.Is(err, wal.ErrCorrupt) {
+		if errors.Is(err, wal.ErrCorrupt) && !h.victim {
 			h.w.fail("node %d can't start: %v", h.id, err)
 		}
 		return
@@ -183,6 +189,13 @@ func (h *host) cutPower() {
 		h.disk = h.disk.Crash(simdisk.RandomFates(h.w.rng))
 		h.disk.SetCapacity(h.capacity)
 	}
+}
+
+// wipe ends the process and puts an empty disk in the place of its own.
+func (h *host) wipe() {
+	h.end("loses its disk")
+	h.wiped = true
+	h.newDisk()
 }
 
 // end ends the process without its doing anything more; false where there is none.
@@ -209,6 +222,11 @@ func (h *host) full(capacity int64) {
 	h.capacity = capacity
 	h.disk.SetCapacity(capacity)
 	h.wake()
+}
+
+// failed tells whether the process has given up.
+func (h *host) failed() bool {
+	return h.node != nil && (h.node.Status().Failed || h.node.Engine() != nil && h.node.Engine().Err() != nil)
 }
 
 // stop ends the process in order.

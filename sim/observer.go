@@ -20,6 +20,7 @@ const (
 	snapshotInstalled  = "snapshot install"
 	bulkCatchup        = "catch-up in bulk"
 	dataSetAside       = "data set aside"
+	operatorSetAside   = "data set aside by an operator"
 	damagedFiles       = "damaged files made anew"
 	duplicateAnswered  = "duplicate recognised"
 	metadataQuarantine = "metadata quarantined"

@@ -71,6 +71,8 @@ type scenario struct {
 	producers []*producer
 	consumers []*consumer
 	quiet     bool // no more faults
+	// victim is the only host whose disk loses or falsifies what it holds; nil: none does.
+	victim *host
 }
 
 func (s *scenario) run(o Options) {
@@ -80,6 +82,10 @@ func (s *scenario) run(o Options) {
 	}
 	if !s.declare() {
 		return
+	}
+	if w.chance(0.5) {
+		s.victim = w.hosts[w.rng.IntN(3)]
+		s.victim.victim = true
 	}
 	for i := range uint64(4) {
 		s.producers = append(s.producers, &producer{
@@ -157,10 +163,16 @@ func (s *scenario) calm() {
 	// A node whose disk failed needs a restart, as an operator would give it.
 	w.after(5*time.Second, func() {
 		for _, h := range w.hosts {
-			if h.node != nil && h.node.Engine() != nil && h.node.Engine().Err() != nil {
+			if h.failed() {
 				h.kill()
 			}
 			h.start()
+			if h.node == nil && h.victim {
+				// The refusal names a file that can't be read: it is moved aside with all the others.
+				w.count(operatorSetAside)
+				h.wipe()
+				h.start()
+			}
 		}
 	})
 	for _, p := range s.producers {

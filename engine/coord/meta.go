@@ -245,14 +245,14 @@ func (c *Coordinator) SetBounds(topic, partition uint16, first, last wal.Sequenc
 
 // CheckIDs tells, after the last replay and before Recovered, whether the metadata has given out every topic id that the
 // data directory has messages of (up to lastTopic) and every group id that the ledgers have cursors of. Where it has not it
-// is older than they are: ids would be used twice, and cursors be taken for those of deleted groups.
+// is older than they are (wal.ErrCorrupt): ids would be used twice, and cursors be taken for those of deleted groups.
 func (c *Coordinator) CheckIDs(lastTopic uint16) error {
 	if c.quarantined != "" {
 		return nil
 	}
 	if lastTopic > c.meta.LastTopic() {
-		return fmt.Errorf("there are messages of topic id %d, but the metadata has only given out ids up to %d: it is older than the data; "+
-			"restore the newest metadata, or the whole data directory from one backup", lastTopic, c.meta.LastTopic())
+		return fmt.Errorf("%w: there are messages of topic id %d, but the metadata has only given out ids up to %d: it is older than the data; "+
+			"restore the newest metadata, or the whole data directory from one backup", wal.ErrCorrupt, lastTopic, c.meta.LastTopic())
 	}
 	d, ok := c.delivery.(*delivery)
 	if !ok {
@@ -261,9 +261,9 @@ func (c *Coordinator) CheckIDs(lastTopic uint16) error {
 	for _, l := range d.ledgers {
 		for _, cur := range l.book.Cursors() {
 			if k := cur.Key(); k.Group > c.meta.LastGroup() || k.Topic > c.meta.LastTopic() {
-				return fmt.Errorf("the ledger has a cursor of %v, but the metadata has only given out group ids up to %d and topic ids up to %d: "+
+				return fmt.Errorf("%w: the ledger has a cursor of %v, but the metadata has only given out group ids up to %d and topic ids up to %d: "+
 					"it is older than the ledger; restore the newest metadata, or the whole data directory from one backup",
-					k, c.meta.LastGroup(), c.meta.LastTopic())
+					wal.ErrCorrupt, k, c.meta.LastGroup(), c.meta.LastTopic())
 			}
 		}
 	}

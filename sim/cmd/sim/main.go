@@ -25,6 +25,7 @@ func main() {
 	flags.Uint64Var(&o.First, "first", 1, "the first seed")
 	flags.Uint64Var(&o.Count, "seeds", 2000, "how many seeds")
 	flags.IntVar(&o.Workers, "workers", 0, "how many run at a time (0: one for each processor)")
+	trace := flags.Bool("trace", true, "print what a failed run went through")
 	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
 	_ = flags.Parse(os.Args[1:])
 
@@ -36,12 +37,15 @@ func main() {
 			return
 		}
 		last = time.Now()
-		fmt.Printf("%d of %d seeds, %d failures, %.1f hours simulated, %v\n", s.Seeds, o.Count, len(s.Failures), s.Simulated.Hours(), s.Took.Round(time.Second))
+		fmt.Fprintf(os.Stdout, "%d of %d seeds, %d failures, %.1f hours simulated, %v\n", s.Seeds, o.Count, len(s.Failures), s.Simulated.Hours(), s.Took.Round(time.Second))
 	}
 	s := sim.RunMany(o)
 	s.Print(os.Stdout)
 	for _, f := range s.Failures {
-		fmt.Printf("\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d go test -v -run Lost ./sim\n%s\n", f.Seed, f.Failure, f.Seed, f.Trace)
+		fmt.Fprintf(os.Stdout, "\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d go test -v -run Lost ./sim\n", f.Seed, f.Failure, f.Seed)
+		if *trace {
+			fmt.Fprintln(os.Stdout, f.Trace)
+		}
 	}
 	if len(s.Failures) > 0 || s.Seeds >= coverageFrom && len(s.Missing()) > 0 {
 		os.Exit(1)
