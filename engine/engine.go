@@ -173,6 +173,9 @@ func (e *Engine) recover() error {
 		e.report(i, o.recovery)
 	}
 	if e.opts.cluster != nil {
+		if err := e.beyondRepair(); err != nil {
+			return err
+		}
 		epoch = 0
 		for _, r := range recoveries {
 			epoch = max(epoch, r.Log.Last.Epoch)
@@ -183,7 +186,7 @@ func (e *Engine) recover() error {
 	for i, r := range recoveries {
 		lastTopic = max(lastTopic, r.LastTopic)
 		s := e.shards[i]
-		s.epoch = epoch
+		s.epoch, s.published = epoch, r.Committed
 		for id, last := range r.LastSequences {
 			switch id.Kind {
 			case wal.Ledger:
@@ -222,6 +225,19 @@ func (e *Engine) recover() error {
 	return nil
 }
 
+// beyondRepair returns an error, a wal.ErrCorrupt, where a node of a cluster can't get what is damaged from the others file by
+// file: a partition that begins anew needs a checkpoint, and there is none while the metadata is quarantined.
+func (e *Engine) beyondRepair() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	isMetadata := func(q wal.QuarantineReport) bool { return q.Stream.Kind == wal.Metadata }
+	i := slices.IndexFunc(e.quarantined, isMetadata)
+	if i < 0 || !slices.ContainsFunc(e.quarantined, func(q wal.QuarantineReport) bool { return !isMetadata(q) }) {
+		return nil
+	}
+	return fmt.Errorf("%w: the metadata and partitions are quarantined: %s", wal.ErrCorrupt, e.quarantined[i].Cause)
+}
+
 // restoreTails gives the coordinator what a full disk keeps from its segments.
 func (e *Engine) restoreTails(recoveries []*wal.Recovery) {
 	for i, r := range recoveries {
@@ -247,7 +263,7 @@ func (e *Engine) report(journal int, r *wal.Recovery) {
 	if r.DedupLost != nil {
 		log.Warn("the windows of producers are incomplete: a publish from before the crash that is sent again may be stored twice", "err", r.DedupLost)
 	}
-	if c := e.opts.cluster; c != nil && (r.Metadata != nil || len(r.Quarantined) > 0) {
+	if c := e.opts.cluster; c != nil && (r.Metadata != nil || r.DedupLost != nil || len(r.Quarantined) > 0) {
 		c.damaged(journal)
 	}
 	if r.Metadata != nil {

@@ -127,7 +127,8 @@ func (f *fill) take(ev *replicaEvent) {
 	f.frames.push(fillFrame{ev.frame, ev.payload})
 }
 
-// drop forgets what is queued.
+// drop forgets what is queued. Records that are in the gathering round stay there: they are counted in their partitions
+// already, and committed whoever has sent them.
 func (f *fill) drop() {
 	for ; f.frames.len() > 0; f.frames.pop() {
 		if p := f.frames.front().payload; p != nil {
@@ -135,7 +136,6 @@ func (f *fill) drop() {
 		}
 	}
 	f.off = 0
-	f.r.s.journal.Discard()
 }
 
 // fail ends the transfer; the node begins again.

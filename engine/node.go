@@ -418,6 +418,10 @@ func (n *Node) repair(e *Engine) {
 	if leader == 0 || leader == n.opts.Self {
 		return
 	}
+	if e.beyondRepair() != nil {
+		n.reopen(len(e.shards)) // which sets everything aside
+		return
+	}
 	for log := range e.shards {
 		if n.repairs[log] && n.catchings[log] == nil {
 			n.floors[log] = replica.Point{Epoch: n.lastOf[log].Epoch, Index: n.lastOf[log].Index}

@@ -86,7 +86,7 @@ func (s *session) toClient(f func()) {
 
 // close ends the connection from the client's side.
 func (s *session) close() {
-	if s.ended {
+	if s == nil || s.ended {
 		return
 	}
 	s.ended = true

@@ -35,6 +35,8 @@ type host struct {
 	capacity int64
 	// victim: its disk may be damaged.
 	victim bool
+	// broken: the process says that its disk has failed.
+	broken bool
 	// wiped: its disk was replaced by an empty one.
 	wiped bool
 	// letters counts the dead letters that the process has begun and not ended.
@@ -213,7 +215,7 @@ func (h *host) end(how string) bool {
 
 func (h *host) gone() {
 	h.life++
-	h.node, h.letters = nil, 0
+	h.node, h.letters, h.broken = nil, 0, false
 	h.w.net.down(h)
 }
 
@@ -226,7 +228,7 @@ func (h *host) full(capacity int64) {
 
 // failed tells whether the process has given up.
 func (h *host) failed() bool {
-	return h.node != nil && (h.node.Status().Failed || h.node.Engine() != nil && h.node.Engine().Err() != nil)
+	return h.node != nil && (h.broken || h.node.Status().Failed || h.node.Engine() != nil && h.node.Engine().Err() != nil)
 }
 
 // stop ends the process in order.

@@ -48,6 +48,9 @@ const (
 	letterEnds   = "a message is done with its dead letter"
 )
 
+// diskFailed is said by a process that has given up.
+const diskFailed = "this node's disk failed: it neither leads nor votes until it is restarted"
+
 // requiredSituations are those of Required.
 var requiredSituations = []string{
 	tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
@@ -76,6 +79,8 @@ func (o *observer) Handle(ctx context.Context, r slog.Record) error {
 			h.letterAt = h.w.now
 		case letterEnds:
 			h.letters--
+		case diskFailed:
+			h.broken = true
 		}
 	}
 	if r.Level >= slog.LevelError {

@@ -3,6 +3,7 @@ package sim
 import (
 	"io"
 	"math/rand/v2"
+	"runtime/debug"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
@@ -53,7 +54,7 @@ func Run(o Options) Result {
 	}
 	w.net = newNetwork(w)
 	s := &scenario{w: w, r: newRecord(w)}
-	s.run(o)
+	s.guarded(o)
 	for _, h := range w.hosts {
 		if h.node != nil {
 			h.stop()
@@ -73,6 +74,19 @@ type scenario struct {
 	quiet     bool // no more faults
 	// victim is the only host whose disk loses or falsifies what it holds; nil: none does.
 	victim *host
+}
+
+// guarded turns a panic of whatever runs into a failure of the run.
+func (s *scenario) guarded(o Options) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.w.fail("panic: %v\n%s", p, debug.Stack())
+			for _, h := range s.w.hosts {
+				h.node = nil // it can't be trusted to end in order
+			}
+		}
+	}()
+	s.run(o)
 }
 
 func (s *scenario) run(o Options) {

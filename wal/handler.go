@@ -66,6 +66,8 @@ type Recovery struct {
 	Pending []*Round
 	// Log is where the replicated log ends.
 	Log LogEnd
+	// Committed is, in a cluster, the newest round that is known to be committed: those up to it were handed over.
+	Committed RoundNumber
 	// Suspect is nil or the reason that was given to OpenOptions.Suspect.
 	Suspect error
 	// Unwritten has, oldest first, the rounds with messages that could not be written to their segments because the disk is

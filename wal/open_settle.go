@@ -62,6 +62,7 @@ func (o *opener) settle(found *journalRecovery) error {
 	o.rec.Torn, o.rec.Suspect = found.Torn, found.Suspect
 	if o.o.Replicated {
 		o.rec.Pending, o.rec.Log = o.gate.pending, LogEnd{Last: o.gate.last, Committed: o.gate.handed}
+		o.rec.Committed = o.given
 		o.gate.pending = nil
 	}
 	s.recovering, s.unpaced = false, false
