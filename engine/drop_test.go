@@ -23,7 +23,7 @@ func (p *peer) remove(name string) {
 	req := p.c.request()
 	del := protocol.Declare{Topic: []byte(name), Flags: protocol.DeclareFlagDelete}
 	p.in.Request(p.c, req, protocol.OpDeclare, payloadOf(del.AppendFrame(nil)))
-	p.in.Flush()
+	flush(p.in)
 	if _, err := p.c.answer(p.t, req); err != nil {
 		p.t.Fatalf("deleting %s: %v", name, err)
 	}
@@ -85,7 +85,7 @@ func TestEngine_DeletionGoesOnAfterACrash(t *testing.T) {
 	topic := p.declare("t", 4).TopicID
 	for part := range uint16(4) {
 		req := p.send(protocol.Pub{TopicID: topic, Partition: part, Value: []byte("v")})
-		p.in.Flush()
+		flush(p.in)
 		if _, err := p.result(req); err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestEngine_RefusesPublishesBehindTheDeletionOfTheirTopic(t *testing.T) {
 		late = append(late, p.send(protocol.Pub{TopicID: topic, Partition: part, ProducerID: 7, ProducerSeq: 1, Value: []byte("late")}))
 	}
 	other.remove("t")
-	p.in.Flush()
+	flush(p.in)
 	for _, req := range late {
 		if res, err := p.result(req); !isCode(err, protocol.CodeUnknownTopic) {
 			t.Errorf("a publish behind the deletion: %+v, %v", res, err)
@@ -163,7 +163,7 @@ func TestEngine_StopsWhateverItsStoresAreDoing(t *testing.T) {
 						p.send(protocol.Pub{TopicID: topic, Partition: uint16(rng.IntN(3)), Value: make([]byte, rng.IntN(4000))})
 						last = p.send(protocol.Pub{TopicID: keep, Partition: uint16(rng.IntN(5)), Value: make([]byte, rng.IntN(4000))})
 					}
-					p.in.Flush()
+					flush(p.in)
 					if rng.IntN(2) == 0 {
 						if _, err := p.result(last); err != nil {
 							t.Errorf("publish: %v", err)

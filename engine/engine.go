@@ -512,6 +512,13 @@ func (l engineLog) ProposeMessage(topic, partition uint16, id uint64, key, head,
 	return l.e.shardOf(topic, partition).submitMessage(stream, id, key, head, value)
 }
 
+// Flush runs on the coordinator's thread; one that was lent to it sees to the shards by itself.
+func (l engineLog) Flush() {
+	for _, s := range l.e.shards {
+		s.lend()
+	}
+}
+
 // engineStore gives the coordinator the stores.
 type engineStore struct{ e *Engine }
 

@@ -161,7 +161,7 @@ func (p *peer) declare(name string, partitions uint16) protocol.DeclareResult {
 	req := p.c.request()
 	d := protocol.Declare{Topic: []byte(name), Partitions: partitions}
 	p.in.Request(p.c, req, protocol.OpDeclare, payloadOf(d.AppendFrame(nil)))
-	p.in.Flush()
+	flush(p.in)
 	b, err := p.c.answer(p.t, req)
 	if err != nil {
 		p.t.Fatalf("DECLARE %s: %v", name, err)
@@ -207,7 +207,7 @@ func TestEngine_PublishIsAnsweredAndSurvivesARestart(t *testing.T) {
 			}))
 		}
 	}
-	p.in.Flush()
+	flush(p.in)
 	for i, req := range reqs {
 		res, err := p.result(req)
 		if err != nil || res.Sequence != uint64(i/3+1) || res.Durability != protocol.DurabilityQuorum || res.CommitSeq < res.Sequence {
@@ -224,7 +224,7 @@ func TestEngine_PublishIsAnsweredAndSurvivesARestart(t *testing.T) {
 	}
 	dup := p.send(protocol.Pub{TopicID: topic.TopicID, Partition: 1, ProducerID: 9, ProducerSeq: each})
 	next := p.send(protocol.Pub{TopicID: topic.TopicID, Partition: 1, ProducerID: 9, ProducerSeq: each + 1})
-	p.in.Flush()
+	flush(p.in)
 	if res, err := p.result(dup); err != nil || res.Sequence != each || res.Flags != protocol.ResultFlagDeduplicated {
 		t.Errorf("resend after the restart: %+v, %v", res, err)
 	}
@@ -253,7 +253,7 @@ func TestEngine_ProducerRules(t *testing.T) {
 		{"next", protocol.Pub{TopicID: topic, ProducerID: 1, ProducerSeq: 2}, 0},
 	} {
 		req := p.send(c.pub)
-		p.in.Flush()
+		flush(p.in)
 		_, err := p.result(req)
 		got, _ := protocol.CodeOf(err)
 		if got != c.want {
@@ -264,7 +264,7 @@ func TestEngine_ProducerRules(t *testing.T) {
 		p.send(protocol.Pub{TopicID: topic, ProducerID: 1, ProducerSeq: i})
 	}
 	old := p.send(protocol.Pub{TopicID: topic, ProducerID: 1, ProducerSeq: 2})
-	p.in.Flush()
+	flush(p.in)
 	if _, err := p.result(old); err == nil {
 		t.Error("a producer_seq from before the window was not refused")
 	} else if code, _ := protocol.CodeOf(err); code != protocol.CodeSeqExpired {
@@ -282,7 +282,7 @@ func TestEngine_DuplicateWaitsForTheFirst(t *testing.T) {
 	for i := uint64(1); i <= 50; i++ {
 		first := p.send(protocol.Pub{TopicID: topic, ProducerID: 5, ProducerSeq: i})
 		second := p.send(protocol.Pub{TopicID: topic, ProducerID: 5, ProducerSeq: i})
-		p.in.Flush()
+		flush(p.in)
 		b, err := p.result(second)
 		if err != nil || b.Flags != protocol.ResultFlagDeduplicated || b.CommitSeq < b.Sequence {
 			t.Fatalf("the duplicate: %+v, %v", b, err)
@@ -345,7 +345,7 @@ func TestEngine_ManyShardsRotateAndRecover(t *testing.T) {
 				reqs = append(reqs, p.send(protocol.Pub{TopicID: topic, Partition: uint16(part), Value: value}))
 				parts = append(parts, uint64(part))
 			}
-			p.in.Flush()
+			flush(p.in)
 			for i, req := range reqs {
 				res, err := p.result(req)
 				last[parts[i]]++
@@ -363,7 +363,7 @@ func TestEngine_StatsAndHealth(t *testing.T) {
 	p := newPeer(t, e)
 	topic := p.declare("t", 2).TopicID
 	req := p.send(protocol.Pub{TopicID: topic, Key: []byte("key"), Value: []byte("value")})
-	p.in.Flush()
+	flush(p.in)
 	if _, err := p.result(req); err != nil {
 		t.Fatal(err)
 	}
@@ -383,5 +383,15 @@ func TestEngine_StatsAndHealth(t *testing.T) {
 	mustClose(t, e)
 	if ok, _ := e.Healthy(); ok {
 		t.Error("a closed engine is healthy")
+	}
+}
+
+// flush hands over what an intake has, as an event loop does.
+func flush(in interface {
+	Flush() (lend bool)
+	Lend()
+}) {
+	if in.Flush() {
+		in.Lend()
 	}
 }

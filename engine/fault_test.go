@@ -127,7 +127,7 @@ func (p *peer) publishN(topic uint16, from, n int) (acked int, err error) {
 		for i := range min(16, n-acked) {
 			reqs = append(reqs, p.send(protocol.Pub{TopicID: topic, Value: binary.BigEndian.AppendUint64(make([]byte, 1016), uint64(from+acked+i))}))
 		}
-		p.in.Flush()
+		flush(p.in)
 		var first error
 		for _, req := range reqs {
 			if _, err := p.result(req); err != nil {
@@ -164,7 +164,7 @@ func (p *peer) rejoin(group string, topic uint16, member uint64) *reader {
 		m.MemberID = member
 	}
 	p.in.Request(p.c, req, protocol.OpSub, payloadOf(m.AppendFrame(nil)))
-	p.in.Flush()
+	flush(p.in)
 	b, err := p.c.answer(p.t, req)
 	if err != nil {
 		p.t.Fatalf("SUB: %v", err)
@@ -192,7 +192,7 @@ func (r *reader) heartbeats() {
 				return
 			case <-time.After(time.Second):
 				in.Request(r.c, r.c.request(), protocol.OpHeartbeat, payload)
-				in.Flush()
+				flush(in)
 			}
 		}
 	}()
@@ -227,7 +227,7 @@ func (r *reader) next() protocol.Msg {
 			ack := protocol.ControlAck{NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID, MembershipEpoch: m.MembershipEpoch,
 				AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch}
 			r.in.Request(r.c, r.c.request(), protocol.OpControlAck, payloadOf(ack.AppendFrame(nil)))
-			r.in.Flush()
+			flush(r.in)
 		default:
 			r.t.Fatalf("%v was pushed", op)
 		}
@@ -239,7 +239,7 @@ func (r *reader) ack(m *protocol.Msg) error {
 	a := protocol.Ack{SubscriptionID: m.SubscriptionID, TopicID: m.TopicID, Partition: m.Partition, Sequence: m.Sequence,
 		DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch}
 	r.in.Request(r.c, req, protocol.OpAck, payloadOf(a.AppendFrame(nil)))
-	r.in.Flush()
+	flush(r.in)
 	_, err := r.c.answer(r.t, req)
 	return err
 }
@@ -454,7 +454,7 @@ func TestEngine_PublishDoesNotAllocatePerMessage(t *testing.T) {
 			pseq[part]++
 			p.in.Publish(c, uint64(i), &protocol.Pub{TopicID: topic, Partition: uint16(part), ProducerID: 3, ProducerSeq: pseq[part], Value: value})
 		}
-		p.in.Flush()
+		flush(p.in)
 		<-c.done
 	}
 	for range 30 {

@@ -69,6 +69,8 @@ type Ingress struct {
 	control *coord.Batch
 	// turn spreads messages without key and producer over the partitions.
 	turn uint32
+	// lent: a batch for a shard was left to Lend; lentControl: one for the coordinator.
+	lent, lentControl bool
 	// scratch holds an error answer while it is handed to the client.
 	scratch []byte
 }
@@ -191,20 +193,40 @@ func (in *Ingress) Interrupt(c coord.Client) {
 	in.eng.coord.Interrupt(c)
 }
 
-// Flush hands over everything taken since the last one. The loop calls it at the end of each readable event.
-func (in *Ingress) Flush() {
+// Flush hands over everything taken since the last one. The loop calls it at the end of each readable event. If it reports
+// lend, little was taken in and nobody was woken for it: the loop calls Lend when it has looked at its other events.
+func (in *Ingress) Flush() (lend bool) {
 	for i, b := range in.batches {
 		if b != nil {
 			in.handOver(in.eng.shards[i], b)
 		}
 	}
 	in.flushControl()
+	return in.lent || in.lentControl
+}
+
+// Lend sees to what Flush has left, on the loop's thread. It may take as long as a write to the disk.
+func (in *Ingress) Lend() {
+	if !in.lent && !in.lentControl {
+		return
+	}
+	control := in.lentControl
+	in.lent, in.lentControl = false, false
+	in.eng.lend(control)
 }
 
 func (in *Ingress) handOver(sh *shard, b *pubBatch) {
 	in.batches[sh.id] = nil
 	sh.queued.Add(b.bytes)
-	if !sh.inbox.Push(message{kind: msgPublish, batch: b}) {
+	ok := false
+	if in.small(sh, b) {
+		var asleep bool
+		ok, asleep = sh.inbox.Offer(message{kind: msgPublish, batch: b})
+		in.lent = in.lent || asleep
+	} else {
+		ok = sh.inbox.Push(message{kind: msgPublish, batch: b})
+	}
+	if !ok {
 		sh.refuseBatch(b, protocol.CodeReadOnlyDegraded, "the broker is shutting down: reconnect and send again")
 	}
 }
@@ -212,6 +234,13 @@ func (in *Ingress) handOver(sh *shard, b *pubBatch) {
 func (in *Ingress) flushControl() {
 	if b := in.control; b != nil {
 		in.control = nil
-		in.eng.coord.Submit(b)
+		if in.eng.coord.Submit(b) {
+			in.lentControl = true
+		}
 	}
+}
+
+// small tells whether b may be seen to on the loop's thread.
+func (in *Ingress) small(sh *shard, b *pubBatch) bool {
+	return sh.lends() && len(b.requests) <= lentRequests && b.bytes <= lentBytes
 }

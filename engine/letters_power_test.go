@@ -136,7 +136,7 @@ func (w *cellar) pushed() {
 func (w *cellar) request(op protocol.Op, frame []byte) uint64 {
 	req := w.c.request()
 	w.in.Request(w.c, req, op, payloadOf(frame))
-	w.in.Flush()
+	flush(w.in)
 	return req
 }
 
@@ -276,7 +276,7 @@ func powerCutsLeaveOneLetter(t *testing.T, seed uint64) {
 	w := openCellar(t, dir, at, disk)
 	topic := w.topic("orders", 1)
 	w.in.Publish(w.c, w.c.request(), &protocol.Pub{TopicID: topic, Value: []byte(cellarMessage)})
-	w.in.Flush()
+	flush(w.in)
 	w.join("g", topic)
 	if !w.until(10*time.Second, func() bool { return len(w.msgs) > 0 }) {
 		t.Fatal("the message never came")

@@ -13,7 +13,7 @@ func (p *peer) lookup(name string) (protocol.DeclareResult, error) {
 	req := p.c.request()
 	d := protocol.Declare{Topic: []byte(name), Flags: protocol.DeclareFlagLookup}
 	p.in.Request(p.c, req, protocol.OpDeclare, payloadOf(d.AppendFrame(nil)))
-	p.in.Flush()
+	flush(p.in)
 	var res protocol.DeclareResult
 	b, err := p.c.answer(p.t, req)
 	if err != nil {
@@ -28,7 +28,7 @@ func (r *reader) reject(m *protocol.Msg) error {
 	a := protocol.Nack{SubscriptionID: m.SubscriptionID, TopicID: m.TopicID, Partition: m.Partition, Sequence: m.Sequence,
 		DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch, Reason: protocol.NackReject}
 	r.in.Request(r.c, req, protocol.OpNack, payloadOf(a.AppendFrame(nil)))
-	r.in.Flush()
+	flush(r.in)
 	_, err := r.c.answer(r.t, req)
 	return err
 }
@@ -67,7 +67,7 @@ func TestEngine_RejectedMessagesAreDeadLetters(t *testing.T) {
 	r := newPeer(t, e).subscribe("billing", topic)
 	for i := range pubs {
 		req := p.send(pubs[i])
-		p.in.Flush()
+		flush(p.in)
 		if _, err := p.result(req); err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestEngine_RejectedMessagesAreDeadLetters(t *testing.T) {
 		t.Fatalf("the dead-letter topic: %+v, %v", letters, err)
 	}
 	req := p.send(protocol.Pub{TopicID: letters.TopicID, Value: []byte("forged")})
-	p.in.Flush()
+	flush(p.in)
 	if _, err := p.result(req); code(err) != protocol.CodeInvalidTopic {
 		t.Fatalf("publishing to a dead-letter topic: %v, want 0x000B", err)
 	}

@@ -978,7 +978,9 @@ func (n *Node) NewIngress() *nodeIngress { return &nodeIngress{n: n} }
 func (i *nodeIngress) current() *Ingress {
 	if e := i.n.serving.Load(); e != i.eng {
 		if i.in != nil {
-			i.in.Flush() // the old engine answers, or refuses
+			if i.in.Flush() { // the old engine answers, or refuses
+				i.in.Lend()
+			}
 		}
 		i.eng, i.in = e, nil
 		if e != nil {
@@ -1032,16 +1034,24 @@ func (i *nodeIngress) Interrupt(c coord.Client) {
 	}
 }
 
-// Flush hands over what was taken, see Ingress.Flush.
-func (i *nodeIngress) Flush() {
+// Lend sees to what Flush has left, see Ingress.Lend.
+func (i *nodeIngress) Lend() {
 	if i.in != nil {
-		i.in.Flush()
+		i.in.Lend()
+	}
+}
+
+// Flush hands over what was taken, see Ingress.Flush.
+func (i *nodeIngress) Flush() (lend bool) {
+	if i.in != nil {
+		lend = i.in.Flush()
 	}
 	for k, c := range i.touched {
 		c.Flush()
 		i.touched[k] = nil
 	}
 	i.touched = i.touched[:0]
+	return lend
 }
 
 // ClientClosed tells that a connection is gone, see Engine.ClientClosed.

@@ -275,7 +275,7 @@ func (p *nodePeer) declare(name string, partitions uint16) (protocol.DeclareResu
 	req := p.c.request()
 	d := protocol.Declare{Topic: []byte(name), Partitions: partitions}
 	p.in.Request(p.c, req, protocol.OpDeclare, payloadOf(d.AppendFrame(nil)))
-	p.in.Flush()
+	flush(p.in)
 	b, err := p.c.answer(p.t, req)
 	var res protocol.DeclareResult
 	if err == nil {
@@ -288,7 +288,7 @@ func (p *nodePeer) publish(m protocol.Pub) (protocol.PubResult, error) {
 	p.t.Helper()
 	req := p.c.request()
 	p.in.Publish(p.c, req, &m)
-	p.in.Flush()
+	flush(p.in)
 	return p.result(req)
 }
 
@@ -384,10 +384,10 @@ func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
 		reqs = append(reqs, p.c.request())
 		p.in.Publish(p.c, reqs[i], &protocol.Pub{TopicID: topic.TopicID, Partition: uint16(i % 3), ProducerID: 9, ProducerSeq: i/3 + 1, Value: make([]byte, 1000)})
 		if i%100 == 99 {
-			p.in.Flush()
+			flush(p.in)
 		}
 	}
-	p.in.Flush()
+	flush(p.in)
 	for i, r := range reqs {
 		if _, err := p.result(r); err != nil {
 			// An election on a busy machine: in order, and recognised if it was stored.

@@ -13,7 +13,7 @@ func TestEngine_RedrivenFlagComesBackWithTheMessage(t *testing.T) {
 	topic := p.declare("t", 1).TopicID
 	for i := range uint16(4) {
 		req := p.send(protocol.Pub{TopicID: topic, Value: []byte{byte(i)}, Flags: i % 2 * protocol.PubFlagRedriven})
-		p.in.Flush()
+		flush(p.in)
 		if _, err := p.result(req); err != nil {
 			t.Fatal(err)
 		}

@@ -186,7 +186,7 @@ func publish(t *testing.T, e *Engine, topic, partition uint16) (protocol.PubResu
 	t.Helper()
 	p := newPeer(t, e)
 	req := p.send(protocol.Pub{TopicID: topic, Partition: partition, Value: []byte("value")})
-	p.in.Flush()
+	flush(p.in)
 	return p.result(req)
 }
 

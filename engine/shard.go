@@ -61,13 +61,13 @@ const (
 	// maxPooledProposal keeps a proposal that once held a huge message from occupying the pool for ever.
 	maxPooledProposal = 1 << 20
 	// nudgeAfter and nudgeBytes bound how long and how much is handed over without a wake-up.
-	nudgeAfter = 5 * time.Millisecond
+	nudgeAfter = 50 * time.Millisecond
 	nudgeBytes = 1 << 20
 )
 
 var proposals = sync.Pool{New: func() any { return new(proposal) }}
 
-// submit queues a record of the ledger or the metadata log. value is copied.
+// submit queues a record of the ledger or the metadata log, without waking the shard. value is copied.
 func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
 	if f := s.failure.Load(); f != nil {
 		return f.err()
@@ -77,7 +77,7 @@ func (s *shard) submit(stream wal.StreamID, id uint64, value []byte) error {
 	return s.queue(p)
 }
 
-// submitMessage queues a message for a partition of a system topic. Key, head and value are copied.
+// submitMessage queues a message for a partition of a system topic, without waking the shard. Key, head and value are copied.
 func (s *shard) submitMessage(stream wal.StreamID, id uint64, key, head, value []byte) error {
 	if f := s.failure.Load(); f != nil {
 		return f.err()
@@ -90,7 +90,7 @@ func (s *shard) submitMessage(stream wal.StreamID, id uint64, key, head, value [
 }
 
 func (s *shard) queue(p *proposal) error {
-	if !s.inbox.Push(message{kind: msgPropose, proposal: p}) {
+	if !s.inbox.PushQuietly(message{kind: msgPropose, proposal: p}) {
 		return fmt.Errorf("%w: the broker is shutting down", protocol.CodeReadOnlyDegraded)
 	}
 	return nil
@@ -163,7 +163,11 @@ type shard struct {
 	stats   shardStats
 	device  deviceRef
 
-	// The rest is the goroutine's.
+	// driving is held by whoever runs the shard's turns: its goroutine, or an event loop that lends its thread while the
+	// goroutine sleeps and nothing is at the disk, see lend. It guards the rest.
+	driving sync.Mutex
+	lent    lentDisk
+
 	// repl is the shard's part in a cluster, nil on a node on its own.
 	repl *replication
 
@@ -252,6 +256,8 @@ func (s *shard) partitionOf(topic, index uint16) *partition {
 func (s *shard) run(ready chan<- error) {
 	runtime.LockOSThread()
 	defer close(s.done)
+	s.driving.Lock()
+	defer s.driving.Unlock()
 	err := s.begin()
 	ready <- err
 	if err != nil {
@@ -268,6 +274,7 @@ func (s *shard) begin() error {
 		return fmt.Errorf("shard %d: %w", s.id, err)
 	}
 	s.disk = d
+	s.lent.on, _ = d.(executor)
 	s.device.set(d)
 	s.journal.SetDisk(d)
 	s.journal.OnFlushed(s.flushed)
@@ -318,7 +325,8 @@ func (s *shard) loop() {
 		if progress || !s.inbox.Sleep() {
 			continue
 		}
-		if _, err := s.disk.Wait(s.timeout(next)); err != nil {
+		err := s.wait(next)
+		if err != nil {
 			s.fail(fmt.Errorf("waiting for the disk: %w", err))
 		}
 		s.inbox.Awake()
@@ -333,8 +341,8 @@ func (s *shard) turn() (progress bool, next time.Duration) {
 	s.encode()
 	if s.repl != nil {
 		s.repl.turn()
-	} else if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
-		s.seal()
+	} else {
+		s.sealGathered()
 	}
 	s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
 	now := s.eng.now()
@@ -716,6 +724,13 @@ func (b *pubBatch) release(r *pubRequest) {
 	}
 }
 
+// sealGathered submits the gathering round if there is one and the disk takes it.
+func (s *shard) sealGathered() {
+	if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
+		s.seal()
+	}
+}
+
 // seal submits the gathering round.
 func (s *shard) seal() {
 	s.gathering.round = s.journal.Seal()
@@ -813,7 +828,10 @@ func (s *shard) storeRound(r *wal.Round) {
 
 // announce wakes who has to know of a round of so many bytes that was queued for coordinator and store.
 func (s *shard) announce(bytes int, urgent bool) {
-	if urgent {
+	switch {
+	case urgent && s.lent.active.Load():
+		s.lent.urgent = true
+	case urgent:
 		s.eng.coord.Nudge()
 	}
 	s.quietBytes += bytes

@@ -214,6 +214,18 @@ func (r *Ring) complete(op *Op) {
 	op.Done(op)
 }
 
+// Execute runs a data operation by a plain system call on the thread of its caller, who need not be the owner: the ring's
+// queues and what is in flight are left alone. Done has run there when it returns. The ring must not be closed meanwhile.
+func (r *Ring) Execute(op *Op) {
+	if op.Done == nil || op.busy || !op.Kind.data() {
+		panic("ring: Execute of an Op that is in flight, has no Done or moves no data")
+	}
+	op.N, op.Err, op.done, op.tries = 0, nil, 0, 0
+	transfer(op, &r.stats)
+	r.stats.count(op)
+	op.Done(op)
+}
+
 // Poll hands everything submitted to the kernel and runs Done of everything that is complete, without blocking but for
 // Inline operations. It returns how many ran. What these submit goes to the kernel with the next Poll or Wait. An error
 // of the ring itself is returned by the next Wait.

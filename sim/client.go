@@ -18,7 +18,7 @@ import (
 type intake interface {
 	Publish(c coord.Client, req uint64, p *protocol.Pub)
 	Request(c coord.Client, req uint64, op protocol.Op, payload []byte)
-	Flush()
+	Flush() (lend bool)
 }
 
 // session is a connection of a client to a node; the network between them takes time, and loses everything when either end

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -100,6 +101,15 @@ type Coordinator struct {
 	watching atomic.Bool
 
 	inbox *mpsc.Queue[event]
+	// driving is held by whoever runs a turn: Run's goroutine, which lets go of it while it sleeps, or who lends it a thread.
+	// It guards everything below but the two counters.
+	driving sync.Mutex
+	// lendable: Run's goroutine sleeps, until wakeAt unless it is woken.
+	lendable bool
+	wakeAt   time.Duration
+	// proposed: something was proposed since the journals were last told.
+	proposed bool
+
 	spare []event
 	// sleeper is what Run's goroutine sleeps on.
 	sleeper Sleeper
@@ -189,9 +199,12 @@ type Sleeper interface {
 // later is refused. It returns nil then, and an error only where the coordinator can't go on.
 func (c *Coordinator) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, c.sleeper.Wake)()
+	c.driving.Lock()
+	defer c.driving.Unlock()
 	c.Begin()
 	for {
 		next, due := c.turn()
+		c.tellJournals()
 		if ctx.Err() != nil {
 			c.End()
 			return nil
@@ -200,11 +213,49 @@ func (c *Coordinator) Run(ctx context.Context) error {
 			continue
 		}
 		timeout := time.Duration(-1)
+		c.wakeAt = wal.Never
 		if due {
 			timeout = max(next-c.now-(c.opts.Now()-c.real), 0)
+			c.wakeAt = next
 		}
+		c.lendable = true
+		c.driving.Unlock()
 		c.sleeper.Sleep(timeout)
+		c.driving.Lock()
+		c.lendable = false
 		c.inbox.Awake()
+	}
+}
+
+// Lend runs a turn on the caller's thread if Run's goroutine sleeps: waking it takes longer than what a few requests or a
+// small round take to handle. The journals are not told of what is proposed, that is left to the caller. If the goroutine
+// is awake Lend does nothing, and what is queued is handled there. Any goroutine.
+func (c *Coordinator) Lend() {
+	if !c.driving.TryLock() {
+		c.inbox.Nudge()
+		return
+	}
+	if !c.lendable {
+		c.driving.Unlock()
+		c.inbox.Nudge()
+		return
+	}
+	next, due := c.turn()
+	c.proposed = false
+	early := due && next < c.wakeAt
+	c.driving.Unlock()
+	if early {
+		c.inbox.Rouse() // to sleep less long
+		return
+	}
+	c.inbox.Nudge() // for what was queued quietly meanwhile
+}
+
+// tellJournals wakes the journals for what was proposed.
+func (c *Coordinator) tellJournals() {
+	if c.proposed {
+		c.proposed = false
+		c.log.Flush()
 	}
 }
 
@@ -212,6 +263,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 func (c *Coordinator) End() {
 	c.inbox.Close()
 	c.turn()
+	c.tellJournals()
 	if d, ok := c.delivery.(*delivery); ok {
 		d.close(!c.silenced)
 	}
@@ -221,6 +273,7 @@ func (c *Coordinator) End() {
 // will.
 func (c *Coordinator) Turn() (next time.Duration) {
 	at, due := c.turn()
+	c.tellJournals()
 	if !due {
 		return -1
 	}

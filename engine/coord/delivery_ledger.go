@@ -100,6 +100,7 @@ func (d *delivery) propose(l *ledgerLog) {
 			l.held = true
 			return
 		}
+		d.c.proposed = true
 		if err := d.c.log.ProposeLedger(l.journal, l.proposal+1, l.buf); err != nil {
 			// The events are in the record now, so it is kept. A journal that has failed for good ends the broker.
 			if !l.refused {

@@ -361,6 +361,7 @@ func (d *delivery) proposeLetter(l *letter, rec *wal.Record) {
 	l.bytes = int64(wal.RecordSize(len(rec.Key), len(d.head)+len(rec.Value)))
 	o.bytes += l.bytes
 	o.written[l.place()] = l
+	d.c.proposed = true
 	if err := d.c.log.ProposeMessage(l.rd.group.letters.part.topic, 0, l.proposal, rec.Key, d.head, rec.Value); err != nil {
 		d.letterRefused(l, err.Error())
 	}

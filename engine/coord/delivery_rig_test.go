@@ -68,6 +68,8 @@ func (j *fakeJournal) ProposeMessage(topic, _ uint16, proposal uint64, key, head
 
 func (j *fakeJournal) ProposeMetadata(uint64, []byte) error { return nil }
 
+func (j *fakeJournal) Flush() {}
+
 func (j *fakeJournal) ProposeLedger(_ int, proposal uint64, value []byte) error {
 	if j.fail != nil {
 		return j.fail

@@ -58,19 +58,33 @@ type event struct {
 	snapshot func(Snapshots, error)
 }
 
-// Submit hands over a batch of requests; the batch belongs to the coordinator afterwards.
-func (c *Coordinator) Submit(b *Batch) {
+// Bounds of a batch that who submits it may handle in the coordinator's place, see Lend.
+const (
+	lentRequests = 8
+	lentBytes    = 4 << 10
+)
+
+// Submit hands over a batch of requests; the batch belongs to the coordinator afterwards. If it reports lend, the batch is
+// small and the coordinator sleeps on: the caller calls Lend soon.
+func (c *Coordinator) Submit(b *Batch) (lend bool) {
 	requests, bytes := int64(len(b.Requests)), int64(len(b.Data))
 	n, size := c.queuedRequests.Add(requests), c.queuedBytes.Add(bytes)
 	if n > maxQueuedRequests || size > maxQueuedBytes {
 		c.queuedRequests.Add(-requests)
 		c.queuedBytes.Add(-bytes)
 		refuse(b, protocol.CodeBackpressure, "")
-		return
+		return false
 	}
-	if !c.inbox.Push(event{kind: evBatch, batch: b}) {
+	ok := false
+	if requests <= lentRequests && bytes <= lentBytes {
+		ok, lend = c.inbox.Offer(event{kind: evBatch, batch: b})
+	} else {
+		ok = c.inbox.Push(event{kind: evBatch, batch: b})
+	}
+	if !ok {
 		refuse(b, protocol.CodeReadOnlyDegraded, "the broker is shutting down: reconnect and send again")
 	}
+	return lend
 }
 
 // refuse answers every request of a batch with an error, on the caller's goroutine.

@@ -33,6 +33,7 @@ func (c *Coordinator) propose(m metadata.Mutation, committed func(), refused fun
 	}
 	p := &c.proposals
 	p.value = metadata.AppendMutation(p.value[:0], m)
+	c.proposed = true
 	if err := c.log.ProposeMetadata(p.last+1, p.value); err != nil {
 		if c.readOnly == "" {
 			c.logger.Error("the metadata log does not take changes", "mutation", m.Type(), "err", err)

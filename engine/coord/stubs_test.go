@@ -138,6 +138,8 @@ func (l *stubLog) ProposeMetadata(proposal uint64, value []byte) error {
 	return nil
 }
 
+func (l *stubLog) Flush() {}
+
 func (l *stubLog) ProposeMessage(uint16, uint16, uint64, []byte, []byte, []byte) error { return nil }
 
 func (l *stubLog) ProposeLedger(_ int, proposal uint64, value []byte) error {

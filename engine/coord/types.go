@@ -58,10 +58,12 @@ type Log interface {
 	// value is head and value together; key, head and value are borrowed until the call returns. A message that can't be
 	// stored, for want of space too, comes back through Coordinator.Refused, in the order of the proposals.
 	ProposeMessage(topic, partition uint16, proposal uint64, key, head, value []byte) error
+	// Flush has the journals look at what was proposed: until then they may sleep on.
+	Flush()
 }
 
 // Store is the cold side: reads of what is no longer in memory and snapshots of the folded state. Calls may come from
-// the coordinator's goroutine only; results come back through Coordinator.ReadDone.
+// the coordinator's goroutine only, or whoever lends it a thread; results come back through Coordinator.ReadDone.
 type Store interface {
 	Read(journal int, req *wal.ReadRequest)
 	SaveSnapshot(journal int, kind wal.SnapshotKind, position uint64, data []byte)

@@ -50,6 +50,28 @@ func (q *Queue[T]) PushQuietly(v T) bool {
 	return true
 }
 
+// Offer is PushQuietly that reports whether the consumer sleeps: the caller then sees to v in its place, or calls Nudge.
+func (q *Queue[T]) Offer(v T) (ok, asleep bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false, false
+	}
+	q.items = append(q.items, v)
+	return true, q.sleeping
+}
+
+// Rouse wakes the consumer if it sleeps, whether or not something is queued.
+func (q *Queue[T]) Rouse() {
+	q.mu.Lock()
+	wake := q.sleeping
+	q.sleeping = false
+	q.mu.Unlock()
+	if wake {
+		q.wake()
+	}
+}
+
 // Nudge wakes the consumer if it sleeps although something is queued.
 func (q *Queue[T]) Nudge() {
 	q.mu.Lock()

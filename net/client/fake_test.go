@@ -146,8 +146,10 @@ func (e *fakeEngine) takeHeld(t *testing.T, n int) []job {
 }
 
 type fakeIngress struct {
-	e     *fakeEngine
-	batch []job
+	e       *fakeEngine
+	batch   []job
+	left    [][]job // to Lend
+	flushes int
 }
 
 func (in *fakeIngress) add(j job) {
@@ -191,11 +193,26 @@ func (in *fakeIngress) Request(c coord.Client, req uint64, op protocol.Op, paylo
 
 func (in *fakeIngress) Interrupt(c coord.Client) { in.e.interrupts <- c }
 
-func (in *fakeIngress) Flush() {
-	if len(in.batch) > 0 {
-		in.e.work <- in.batch
-		in.batch = nil
+// Flush leaves every other batch to Lend.
+func (in *fakeIngress) Flush() (lend bool) {
+	if len(in.batch) == 0 {
+		return len(in.left) > 0
 	}
+	if in.flushes++; in.flushes%2 == 0 {
+		in.left = append(in.left, in.batch)
+	} else {
+		in.Lend() // order is kept
+		in.e.work <- in.batch
+	}
+	in.batch = nil
+	return len(in.left) > 0
+}
+
+func (in *fakeIngress) Lend() {
+	for _, b := range in.left {
+		in.e.work <- b
+	}
+	in.left = in.left[:0]
 }
 
 // serve starts a server over e; the test's end shuts it down and checks that nothing is left.

@@ -38,6 +38,7 @@ type loop struct {
 	list     []*conn // connections to look at
 	tickDue  bool
 	stopDue  bool
+	lendDue  bool // the ingress asked for the loop's thread
 	awake    bool // the loop has been told, and has not looked yet
 	detached bool // gnet is ending: the loop cannot be woken any more
 }
@@ -104,9 +105,9 @@ func (l *loop) detach() {
 func (l *loop) Run(context.Context) error {
 	l.now = l.srv.now()
 	l.mu.Lock()
-	list, tick, stop := l.list, l.tickDue, l.stopDue
+	list, tick, stop, lend := l.list, l.tickDue, l.stopDue, l.lendDue
 	l.list = l.spare[:0]
-	l.tickDue, l.stopDue, l.awake = false, false, false
+	l.tickDue, l.stopDue, l.lendDue, l.awake = false, false, false, false
 	l.mu.Unlock()
 
 	for i, c := range list {
@@ -127,12 +128,21 @@ func (l *loop) Run(context.Context) error {
 	if l.submitted {
 		l.flush()
 	}
+	if lend {
+		l.ingress.Lend()
+	}
 	return nil
 }
 
+// flush hands over what the ingress has. It may want the loop's thread, but not before the other connections that have sent
+// something were looked at: what they bring is to be part of it.
 func (l *loop) flush() {
 	l.submitted = false
-	l.ingress.Flush()
+	if l.ingress.Flush() {
+		l.mu.Lock()
+		l.lendDue = true
+		l.wakeLocked()
+	}
 }
 
 // open takes a connection in.

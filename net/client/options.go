@@ -32,8 +32,11 @@ type Ingress interface {
 	Request(c coord.Client, req uint64, op protocol.Op, payload []byte)
 	// Interrupt ends c's waiting PULLs, because another request arrived behind them.
 	Interrupt(c coord.Client)
-	// Flush hands over what was taken; it is called at the end of each readable event.
-	Flush()
+	// Flush hands over what was taken; it is called at the end of each readable event. If it reports lend, Lend follows when
+	// the loop has looked at its other events.
+	Flush() (lend bool)
+	// Lend lets the engine use the loop's thread for what it was handed, for about as long as a write to the disk takes.
+	Lend()
 }
 
 // Options configures a Server. The zero value of a field means its default.
