@@ -12,7 +12,7 @@ GOLANGCI_VERSION := v2.15.0
 GOLANGCI := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
 
 FUZZTIME ?= 2s
-RACE_TIMEOUT := 10m
+RACE_TIMEOUT := 20m
 ARGS ?=
 
 .PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-groups bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
@@ -60,22 +60,25 @@ UNIT = $$(go list ./... | grep -v /tests/)
 # Tests that need programs take those that were just built.
 unit race crash: export MORTARMQ_TEST_BINARIES = $(CURDIR)/$(BIN)
 
+# Tests that run beside each other spend their time waiting: for leases, elections, retries.
+PARALLEL := -parallel 8
+
 unit: build ## unit tests
-	go test $(UNIT)
+	go test $(PARALLEL) $(UNIT)
 
 # The build tag decides about package ring only, and so about those that do their disk operations with its backends.
 unit-plain: ## unit tests of what differs without io_uring
-	GOFLAGS='$(PLAIN_GOFLAGS)' go test ./ring/... ./engine ./cmd/...
+	GOFLAGS='$(PLAIN_GOFLAGS)' go test $(PARALLEL) ./ring/... ./engine ./cmd/...
 
 race: build ## unit tests under the race detector
-	go test -race -short -timeout $(RACE_TIMEOUT) $(UNIT)
+	go test $(PARALLEL) -race -short -timeout $(RACE_TIMEOUT) $(UNIT)
 
 fuzz: ## every fuzz target for FUZZTIME (2s)
 	tools/fuzz $(FUZZTIME)
 
 crash: build build-race ## real mortard processes, built with the race detector too: kill -9, restarts, damaged data, frozen members
-	go test -parallel 8 -count=1 -timeout 10m ./tests/...
-	go test -parallel 8 -race -count=1 -short -timeout 10m ./tests/...
+	go test $(PARALLEL) -count=1 -timeout 10m ./tests/...
+	go test $(PARALLEL) -race -count=1 -short -timeout 10m ./tests/...
 
 soak: ## leaders killed 30 times (figures in bin/failover.json), crash rounds and groups under stress with ever new seeds: make soak [DURATION=30m] [SEED=n] [ARGS='--race --only groups']
 	@mkdir -p $(BIN)

@@ -333,6 +333,7 @@ func TestEngine_FailedSegmentFlushStopsAcknowledging(t *testing.T) {
 }
 
 func TestEngine_FullDiskRefusesBeforeAcknowledgingAndResumes(t *testing.T) {
+	t.Parallel()
 	f, _, e, p, topic := openFaulty(t)
 	defer mustClose(t, e)
 	acked, err := p.publishN(topic, 0, 100)
@@ -369,6 +370,7 @@ func TestEngine_FullDiskRefusesBeforeAcknowledgingAndResumes(t *testing.T) {
 // TestEngine_SegmentsWithoutSpaceLoseNothing lets segment writes fail for want of space under load, until publishes are
 // refused, and checks that everything goes on when there is space.
 func TestEngine_SegmentsWithoutSpaceLoseNothing(t *testing.T) {
+	t.Parallel()
 	f, o, e, p, topic := openFaulty(t)
 	var refused atomic.Int32
 	f.set(func(op *ring.Op) error {

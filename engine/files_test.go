@@ -15,6 +15,7 @@ import (
 // TestEngine_OutOfDescriptorsLosesNothing lets the opening of segments fail for want of descriptors under load: publishes
 // go on, and so do the segments when there are descriptors again.
 func TestEngine_OutOfDescriptorsLosesNothing(t *testing.T) {
+	t.Parallel()
 	f, o, e, p, topic := openFaulty(t)
 	var refused atomic.Int32
 	f.set(func(op *ring.Op) error {

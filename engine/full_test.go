@@ -32,6 +32,7 @@ func fullDisk(op *ring.Op) error {
 // it to segments: it is delivered and acknowledged, publishes are refused, an orderly stop loses nothing either, and all
 // goes on by itself when there is space.
 func TestEngine_StartsOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	const messages = 300
 	o := crashedWithEverythingInTheJournal(t, messages)
 	f := &faults{}

@@ -105,6 +105,7 @@ func TestEngine_RejectedMessagesAreDeadLetters(t *testing.T) {
 }
 
 func TestEngine_FullDiskKeepsMessagesWithoutALetter(t *testing.T) {
+	t.Parallel()
 	f, _, e, p, topic := openFaulty(t)
 	defer mustClose(t, e)
 	acked, err := p.publishN(topic, 0, 3)

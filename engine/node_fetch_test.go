@@ -19,6 +19,7 @@ func (n *Node) refuseToLead() {
 // A node that lacks more than another one has in memory is elected all the same where nobody else can be, and has everything
 // before it leads: the rounds behind what it catches up with in bulk, those that no leader has committed among them.
 func TestNode_AnElectedNodeCatchesUpInBulkBeforeItLeads(t *testing.T) {
+	t.Parallel()
 	for name, logs := range map[string]int{"one log": 1, "three logs": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

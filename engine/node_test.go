@@ -293,6 +293,7 @@ func (p *nodePeer) publish(m protocol.Pub) (protocol.PubResult, error) {
 }
 
 func TestNode_ThreeNodesFormAClusterAndCommit(t *testing.T) {
+	t.Parallel()
 	c := newTrio(t, nil)
 	c.leader()
 	topic := c.declare("orders", 2)
@@ -333,6 +334,7 @@ func TestNode_ThreeNodesFormAClusterAndCommit(t *testing.T) {
 }
 
 func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
+	t.Parallel()
 	c := newTrio(t, nil)
 	c.leader()
 	topic := c.declare("orders", 1)
@@ -363,6 +365,7 @@ func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
 }
 
 func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
+	t.Parallel()
 	c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes = 64 << 10 })
 	first := c.leader()
 	topic := c.declare("orders", 3)
@@ -505,6 +508,7 @@ func damage(t *testing.T, path string, at func(b []byte) int) {
 }
 
 func TestNode_ADamagedJournalIsMadeAgainFromTheOthers(t *testing.T) {
+	t.Parallel()
 	for name, at := range map[string]func(b []byte) int{
 		"the header of a file": func([]byte) int { return 20 },
 		"the last round": func(b []byte) int {
@@ -518,6 +522,7 @@ func TestNode_ADamagedJournalIsMadeAgainFromTheOthers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c := newTrio(t, nil)
 			first := c.leader()
 			topic := c.declare("orders", 1)

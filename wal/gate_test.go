@@ -453,7 +453,7 @@ func TestGate_Rules(t *testing.T) {
 // a model.
 func TestGate_AgreesWithANaiveOne(t *testing.T) {
 	pool := testPool(t)
-	for seed := range uint64(300) {
+	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 23))
 		g := newGateRun(LogPoint{})
 		var written []logRound

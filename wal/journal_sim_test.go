@@ -14,11 +14,7 @@ import (
 // a random part of what was in flight, or by a kill, with completions in random order.
 func TestJournal_SurvivesRandomCrashes(t *testing.T) {
 	pool := ring.NewPool(256 << 20)
-	seeds := uint64(60)
-	if testing.Short() {
-		seeds = 10
-	}
-	for seed := range seeds {
+	for seed := range seeds(60) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		opts := smallJournal(pool)
 		opts.FileBytes = int64(4+rng.IntN(6)) * 4096

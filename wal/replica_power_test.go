@@ -68,6 +68,14 @@ func everyStep(n int) int {
 	}
 }
 
+// seeds returns how many random runs a test makes: n, fewer in a short run.
+func seeds(n uint64) uint64 {
+	if testing.Short() {
+		return n / 5
+	}
+	return n
+}
+
 // state is what the node has done so far.
 func (p *replicaPower) state() (written []logRound, flushed int, commit LogIndex) {
 	if p.f != nil {

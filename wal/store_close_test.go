@@ -144,7 +144,7 @@ func (n *node) reopenAfterClose(o OpenOptions, what string) {
 // TestStore_ClosesAfterRandomWork does the same with random work, topics that come and go, reads on their way and
 // completions in random order.
 func TestStore_ClosesAfterRandomWork(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range seeds(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 99))
 			o := smallStore(testPool(t))
@@ -373,7 +373,7 @@ func TestStore_CloseLeavesOutWhatIsRedundantWhereItTakesLong(t *testing.T) {
 // TestStore_ShortagesAmidRandomWorkPass lets space and descriptors run short for a while, anywhere in random work with
 // topics that come and go, also during a shutdown. Afterwards everything is written, and nothing is missing.
 func TestStore_ShortagesAmidRandomWorkPass(t *testing.T) {
-	for seed := range uint64(30) {
+	for seed := range seeds(30) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 101))
 			o := smallStore(testPool(t))

@@ -21,7 +21,7 @@ func TestOpen_AnyDamageIsHarmless(t *testing.T) {
 	n.kill()
 	killed := n.d.Clone()
 	opened, refused := 0, 0
-	for seed := range uint64(400) {
+	for seed := range seeds(400) {
 		rng := rand.New(rand.NewPCG(seed, 5))
 		d := clean.Clone()
 		if rng.IntN(2) == 0 {

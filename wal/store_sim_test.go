@@ -13,7 +13,7 @@ import (
 // TestStore_SurvivesRandomLives runs random work with random completion order and random ends, and checks after each
 // start that nothing acknowledged is lost and everything can be read.
 func TestStore_SurvivesRandomLives(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range seeds(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomLives(t, seed, 6) })
 	}
 }
