@@ -24,14 +24,15 @@ type intake interface {
 // session is a connection of a client to a node; the network between them takes time, and loses everything when either end
 // goes.
 type session struct {
-	w     *world
-	id    uint64
-	host  *host
-	life  int
-	in    intake
-	next  uint64
-	wait  map[uint64]func(payload []byte, err error)
-	push  func(op protocol.Op, payload []byte)
+	w    *world
+	id   uint64
+	host *host
+	life int
+	in   intake
+	next uint64
+	wait map[uint64]func(payload []byte, err error)
+	// push gets what the node sends by itself, and when it did.
+	push  func(op protocol.Op, payload []byte, sent time.Duration)
 	ended bool
 	pulls atomic.Int32
 	// out and back are when the newest frame of a direction arrives: they keep their order.
@@ -169,6 +170,7 @@ func (s *session) Complete(req uint64, frame []byte) {
 // Push implements coord.Client.
 func (s *session) Push(frames []byte) {
 	frames = bytes.Clone(frames)
+	sent := s.w.now
 	s.toClient(func() {
 		for len(frames) > 0 {
 			op, payload, n, err := protocol.ParseFrame(frames)
@@ -177,7 +179,7 @@ func (s *session) Push(frames []byte) {
 				return
 			}
 			if s.push != nil {
-				s.push(op, payload)
+				s.push(op, payload, sent)
 			}
 			frames = frames[n:]
 		}
@@ -351,45 +353,5 @@ func (p *producer) pump() {
 			}
 			p.pumpLater()
 		})
-	}
-}
-
-// record is what the clients know.
-type record struct {
-	w    *world
-	sent map[[2]uint64]bool
-	// at is where each message was acknowledged, who which message has a sequence.
-	at  map[[2]uint64]uint64
-	who map[place][2]uint64
-}
-
-// place is a sequence of a partition.
-type place struct {
-	topic, partition uint16
-	seq              uint64
-}
-
-func newRecord(w *world) *record {
-	return &record{w: w, sent: map[[2]uint64]bool{}, at: map[[2]uint64]uint64{}, who: map[place][2]uint64{}}
-}
-
-func (r *record) published(producer, seq uint64) { r.sent[[2]uint64{producer, seq}] = true }
-
-func (r *record) acknowledged(topic, partition uint16, producer, seq uint64, res protocol.PubResult) {
-	m := [2]uint64{producer, seq}
-	if was, ok := r.at[m]; ok && was != res.Sequence {
-		r.w.fail("message %v was acknowledged at %d, now at %d", m, was, res.Sequence)
-	}
-	r.at[m] = res.Sequence
-	p := place{topic, partition, res.Sequence}
-	if was, ok := r.who[p]; ok && was != m {
-		r.w.fail("sequence %d of partition %d was acknowledged for message %v, now for %v", p.seq, p.partition, was, m)
-	}
-	r.who[p] = m
-	if res.CommitSeq < res.Sequence {
-		r.w.fail("message %v was acknowledged at %d with the commit point at %d", m, res.Sequence, res.CommitSeq)
-	}
-	if res.Flags&protocol.ResultFlagDeduplicated != 0 {
-		r.w.count(duplicateAnswered)
 	}
 }

@@ -2,34 +2,57 @@ package sim
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
-// consumer is a member of a group. It acknowledges what it gets, and joins again when its connection ends.
+// consumer is a member of a group. It handles what it gets in one way or another, and joins again when its connection ends.
 type consumer struct {
 	w     *world
 	r     *record
-	group string
-	topic uint16
+	g     *group
 	s     *session
 	sub   protocol.SubResult
 	owns  map[uint16]uint64 // ownership epochs by partition
 	timer int
 	got   int
-	// got says what was delivered: the content by place; acked what was acknowledged and answered.
-	seen  map[place][2]uint64
-	acked map[place]bool
-	// late are messages that came again although their acknowledgement was answered.
-	quiet   bool // doesn't acknowledge
+	// reader: it only looks, into seen.
+	reader  bool
+	seen    map[place][2]uint64
 	stopped bool
 	pulling bool
+	// mute: it doesn't confirm what is taken from it, which is in unconfirmed.
+	mute        bool
+	unconfirmed map[uint16]bool
 }
 
-func newConsumer(w *world, r *record, group string, topic uint16) *consumer {
-	return &consumer{w: w, r: r, group: group, topic: topic, seen: map[place][2]uint64{}, acked: map[place]bool{}}
+func newConsumer(w *world, r *record, g *group) *consumer {
+	return &consumer{w: w, r: r, g: g, seen: map[place][2]uint64{}}
+}
+
+// stop ends the member.
+func (c *consumer) stop() {
+	c.stopped = true
+	c.timer++
+	c.s.close()
+}
+
+// speak ends a silence: what was taken meanwhile is given up once the notice comes again.
+func (c *consumer) speak() { c.mute = false }
+
+// leave ends the member in order.
+func (c *consumer) leave() {
+	if c.s != nil && c.sub.MemberID != 0 {
+		c.s.ask(protocol.OpHeartbeat, (&protocol.Heartbeat{
+			SubscriptionID: c.sub.SubscriptionID, MemberID: c.sub.MemberID, MembershipEpoch: c.sub.MembershipEpoch,
+			AssignmentEpoch: c.sub.AssignmentEpoch, State: protocol.MemberLeave,
+		}).AppendFrame(nil), func([]byte, error) { c.s.close() })
+	}
+	c.stopped = true
+	c.timer++
 }
 
 // begin connects and joins.
@@ -45,22 +68,24 @@ func (c *consumer) begin(to replica.NodeID) {
 	}
 	c.timer++
 	mine := c.timer
-	c.owns, c.pulling = map[uint16]uint64{}, false
+	c.pulling = false
 	c.s = c.w.dial(c.w.hosts[to-1])
 	if c.s == nil {
 		c.again(0)
 		return
 	}
 	c.s.onEnd = func() { c.again(0) }
-	c.s.push = func(op protocol.Op, payload []byte) {
+	c.s.push = func(op protocol.Op, payload []byte, sent time.Duration) {
 		if c.timer == mine {
-			c.pushed(op, payload)
+			c.pushed(op, payload, sent)
 		}
 	}
 	// The window holds all that a run publishes, so that no credit has to be given back.
-	sub := protocol.Sub{Group: []byte(c.group), TopicID: c.topic, Partition: protocol.AnyPartition, CreditCount: 65535, CreditBytes: 64 << 20}
+	sub := protocol.Sub{Group: []byte(c.g.name), TopicID: c.g.topic, Partition: protocol.AnyPartition, CreditCount: 65535, CreditBytes: 64 << 20}
 	if c.sub.MemberID != 0 {
-		sub.Flags, sub.MemberID = protocol.SubFlagRejoin, c.sub.MemberID
+		sub.Flags, sub.MemberID = protocol.SubFlagRejoin, c.sub.MemberID // it keeps what it owns
+	} else {
+		c.owns, c.unconfirmed = map[uint16]uint64{}, map[uint16]bool{}
 	}
 	c.s.ask(protocol.OpSub, sub.AppendFrame(nil), func(b []byte, err error) {
 		if c.timer != mine {
@@ -123,10 +148,8 @@ func (c *consumer) pull(mine int) {
 		SubscriptionID: c.sub.SubscriptionID, MemberID: c.sub.MemberID, MembershipEpoch: c.sub.MembershipEpoch,
 		AssignmentEpoch: c.sub.AssignmentEpoch, MaxMsgs: 64, MaxBytes: 1 << 20, WaitMs: 200, MinBytes: 1,
 	}
-	epochs := map[uint64]bool{}
-	for part := range uint16(64) {
-		if e, ok := c.owns[part]; ok && !epochs[e] {
-			epochs[e] = true
+	for part := range uint16(partitions) {
+		if e, ok := c.owns[part]; ok && !slices.Contains(p.OwnershipEpochs, e) {
 			p.OwnershipEpochs = append(p.OwnershipEpochs, e)
 		}
 	}
@@ -145,7 +168,7 @@ func (c *consumer) pull(mine int) {
 	})
 }
 
-func (c *consumer) pushed(op protocol.Op, payload []byte) {
+func (c *consumer) pushed(op protocol.Op, payload []byte, sent time.Duration) {
 	switch op {
 	case protocol.OpNotice:
 		var n protocol.Notice
@@ -160,18 +183,29 @@ func (c *consumer) pushed(op protocol.Op, payload []byte) {
 			c.w.fail("a malformed MSG: %v", err)
 			return
 		}
-		c.message(&m)
+		c.message(&m, sent)
 	default:
 	}
 }
 
 func (c *consumer) notice(n *protocol.Notice) {
+	if !c.reader {
+		c.g.assigned(c, n)
+	}
 	switch n.Kind {
 	case protocol.NoticeAssign:
+		delete(c.unconfirmed, n.Partition)
 		c.owns[n.Partition] = n.OwnershipEpoch
 		c.sub.AssignmentEpoch, c.sub.MembershipEpoch = max(c.sub.AssignmentEpoch, n.AssignmentEpoch), max(c.sub.MembershipEpoch, n.MembershipEpoch)
 	case protocol.NoticeRevoke:
-		delete(c.owns, n.Partition)
+		if c.mute {
+			c.unconfirmed[n.Partition] = true
+			return
+		}
+		if c.owns[n.Partition] <= n.OwnershipEpoch { // otherwise it is about an earlier time
+			delete(c.owns, n.Partition)
+		}
+		delete(c.unconfirmed, n.Partition)
 	default:
 	}
 	mine := c.timer
@@ -185,39 +219,76 @@ func (c *consumer) notice(n *protocol.Notice) {
 	})
 }
 
-// message checks and acknowledges a delivery.
-func (c *consumer) message(m *protocol.Msg) {
+// message checks a delivery that was sent at a time, and answers it.
+func (c *consumer) message(m *protocol.Msg, sent time.Duration) {
 	p := place{m.TopicID, m.Partition, m.Sequence}
 	if len(m.Value) < 16 {
 		c.w.fail("partition %d delivers %d bytes at %d that nobody has published", p.partition, len(m.Value), p.seq)
 		return
 	}
 	id := [2]uint64{binary.BigEndian.Uint64(m.Value), binary.BigEndian.Uint64(m.Value[8:])}
-	if !c.r.sent[id] || m.ProducerID != id[0] || m.ProducerSeq != id[1] {
+	if !c.r.sent(id) || m.ProducerID != id[0] || m.ProducerSeq != id[1] {
 		c.w.fail("partition %d delivers message %v at %d, which was not published like that", p.partition, id, p.seq)
 		return
-	}
-	if was, ok := c.seen[p]; ok && was != id {
-		c.w.fail("partition %d delivers message %v at %d, before it was %v", p.partition, id, p.seq, was)
 	}
 	if was, ok := c.r.who[p]; ok && was != id {
 		c.w.fail("partition %d delivers message %v at %d, which was acknowledged as %v", p.partition, id, p.seq, was)
 	}
-	if c.acked[p] {
-		c.w.fail("group %s gets %d of partition %d again (attempt %d) although its acknowledgement was answered", c.group, p.seq, p.partition, m.Attempt)
-	}
+	c.r.read(p, sent)
 	c.seen[p] = id
 	c.got++
-	if c.quiet {
+	if c.reader {
 		return
 	}
-	mine := c.timer
-	c.s.ask(protocol.OpAck, (&protocol.Ack{
+	if _, ok := c.owns[p.partition]; !ok && !c.unconfirmed[p.partition] {
+		c.owns[p.partition] = m.OwnershipEpoch // the notice was lost with an earlier connection
+	}
+	d := c.g.delivery(c.sub.MemberID, m, p, id, sent)
+	refused, forGood := poisonous(id)
+	switch refused = refused && c.g.picky; {
+	case refused && forGood:
+		c.refuse(m, d, protocol.NackReject)
+	case refused && m.Attempt%2 == 1:
+		c.refuse(m, d, protocol.NackRetryNow)
+	case refused:
+		c.refuse(m, d, protocol.NackRetryLater)
+	case c.w.chance(0.01):
+		// It is forgotten, and its lease runs out.
+	case c.w.chance(0.01):
+		c.refuse(m, d, protocol.NackRetryNow)
+	default:
+		c.acknowledge(m, d)
+	}
+}
+
+func (c *consumer) acknowledge(m *protocol.Msg, d *delivered) {
+	d.tried = true
+	c.ask(protocol.OpAck, (&protocol.Ack{
 		SubscriptionID: c.sub.SubscriptionID, TopicID: m.TopicID, Partition: m.Partition, Sequence: m.Sequence,
 		DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch,
-	}).AppendFrame(nil), func(_ []byte, err error) {
+	}).AppendFrame(nil), func() {
+		if !d.acked {
+			d.acked, d.ackedAt = true, c.w.now
+		}
+	})
+}
+
+func (c *consumer) refuse(m *protocol.Msg, d *delivered, reason protocol.NackReason) {
+	c.ask(protocol.OpNack, (&protocol.Nack{
+		SubscriptionID: c.sub.SubscriptionID, TopicID: m.TopicID, Partition: m.Partition, Sequence: m.Sequence,
+		DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch, Reason: reason,
+	}).AppendFrame(nil), func() {
+		d.refusals, d.refusedAt = max(d.refusals, int(m.Attempt)), c.w.now
+		d.rejected = d.rejected || reason == protocol.NackReject
+	})
+}
+
+// ask sends an answer to a delivery; done is called if it is taken.
+func (c *consumer) ask(op protocol.Op, frame []byte, done func()) {
+	mine := c.timer
+	c.s.ask(op, frame, func(_ []byte, err error) {
 		if err == nil {
-			c.acked[p] = true
+			done()
 			return
 		}
 		if c.timer == mine {

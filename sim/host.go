@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"time"
 
 	"github.com/mortarmq/mortarmq/engine"
+	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal"
@@ -151,7 +153,7 @@ func (h *host) start() {
 	o.SegmentMaxBytes = 64 << 10
 	o.MemoryBytes, o.TailBytes = 128<<20, 1<<20
 	o.MetadataSnapshotRecords = 64
-	o.DeliveryLease = 2 * time.Second
+	o.DeliveryLease, o.DeliveryMaxAttempts = 2*time.Second, maxAttempts
 	o.Clock, o.Stepped, o.Heap, o.Seed = h, true, h.heap, max(h.w.rng.Uint64(), 1)
 	o.OpenDevice = func() (engine.Device, error) {
 		return &device{h: h, life: life, q: h.disk.NewQueue()}, nil
@@ -229,6 +231,31 @@ func (h *host) full(capacity int64) {
 // failed tells whether the process has given up.
 func (h *host) failed() bool {
 	return h.node != nil && (h.broken || h.node.Status().Failed || h.node.Engine() != nil && h.node.Engine().Err() != nil)
+}
+
+// stats asks the process for its figures; nil if it has none. Time stands still meanwhile.
+func (h *host) stats() *coord.Stats {
+	e := h.node.Engine()
+	if e == nil {
+		return nil
+	}
+	answer := make(chan *engine.Stats, 1)
+	go func() {
+		s, _ := e.Stats(context.Background())
+		answer <- s
+	}()
+	for {
+		select {
+		case s := <-answer:
+			if s == nil {
+				return nil
+			}
+			return s.Coord
+		default:
+			h.step()
+			runtime.Gosched()
+		}
+	}
 }
 
 // stop ends the process in order.

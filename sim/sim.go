@@ -70,8 +70,10 @@ type scenario struct {
 	r         *record
 	topic     uint16
 	producers []*producer
-	consumers []*consumer
+	groups    []*group
 	quiet     bool // no more faults
+	// topics are the names by id, at the end.
+	topics map[uint16]string
 	// victim is the only host whose disk loses or falsifies what it holds; nil: none does.
 	victim *host
 }
@@ -107,15 +109,16 @@ func (s *scenario) run(o Options) {
 			pace: w.between(0, 500*time.Millisecond),
 		})
 	}
-	for range 2 {
-		s.consumers = append(s.consumers, newConsumer(w, s.r, "billing", s.topic))
-	}
 	for _, p := range s.producers {
 		p.begin(0)
 	}
-	for _, c := range s.consumers {
-		c.begin(0)
+	s.groups = []*group{newGroup(w, "billing", s.topic, false), newGroup(w, "audit", s.topic, true)}
+	for _, g := range s.groups {
+		for range 1 + w.rng.IntN(2) {
+			g.join(s.r)
+		}
 	}
+	w.after(w.between(0, time.Second), s.comeAndGo)
 	newMonitor(w).run()
 	w.after(w.between(0, time.Second), s.fault)
 	w.run(w.now+o.Faults, nil)
@@ -124,8 +127,11 @@ func (s *scenario) run(o Options) {
 	}
 	s.calm()
 	s.settle(o.Settle)
-	if w.failed == "" {
+	if w.failed == "" && w.chance(0.25) {
 		s.verify(o.Settle)
+	}
+	if w.failed == "" {
+		s.finish()
 	}
 }
 
@@ -157,6 +163,36 @@ func (s *scenario) declare() bool {
 		w.fail("no cluster was formed, or it doesn't take a DECLARE")
 	}
 	return done
+}
+
+// comeAndGo has members come, leave, vanish and fall silent, while there are faults.
+func (s *scenario) comeAndGo() {
+	if s.quiet {
+		return
+	}
+	w := s.w
+	w.after(w.between(500*time.Millisecond, 4*time.Second), s.comeAndGo)
+	g := s.groups[w.rng.IntN(len(s.groups))]
+	var there []*consumer
+	for _, c := range g.members {
+		if !c.stopped {
+			there = append(there, c)
+		}
+	}
+	c := there[w.rng.IntN(len(there))]
+	switch n := w.rng.IntN(5); {
+	case n == 0 && len(there) < partitions-1:
+		g.join(s.r)
+	case n == 1 && len(there) > 1:
+		c.leave()
+	case n == 2 && len(there) > 1:
+		c.stop()
+	case n == 3:
+		c.begin(0) // its connection breaks
+	case n == 4:
+		c.mute = true
+		w.after(w.between(time.Second, 8*time.Second), func() { c.speak() })
+	}
 }
 
 // calm ends the faults.
@@ -191,5 +227,13 @@ func (s *scenario) calm() {
 	})
 	for _, p := range s.producers {
 		p.limit = p.acked + p.pipeline + 5 // what is under way, and a few more
+	}
+	if w.chance(0.3) {
+		w.note("members that give nothing up on demand are joined by another one")
+		g := s.groups[0]
+		for _, c := range g.members {
+			c.mute = true
+		}
+		g.join(s.r)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/engine/replica"
 )
 
@@ -32,8 +33,18 @@ func (s *scenario) settle(bound time.Duration) {
 			p.again(0)
 		}
 	}
-	w.run(w.now+bound, settled)
-	if w.failed == "" && !settled() {
+	since := w.now
+	w.run(w.now+bound, func() bool {
+		if !settled() {
+			since = w.now
+		}
+		return w.now-since >= settledFor
+	})
+	if w.failed == "" && settled() {
+		s.drain(bound)
+		return
+	}
+	if w.failed == "" {
 		text := ""
 		for _, h := range w.hosts {
 			if h.node == nil {
@@ -49,12 +60,99 @@ func (s *scenario) settle(bound time.Duration) {
 	}
 }
 
+// settledFor is how long a cluster has to be settled: a follower that lags catches up meanwhile, and what a silent member
+// doesn't give up is taken from it.
+const settledFor = 6 * time.Second
+
+// drain waits until the groups have nothing left to do.
+func (s *scenario) drain(bound time.Duration) {
+	w := s.w
+	var stats *coord.Stats
+	drained, looked := false, time.Duration(0)
+	w.run(w.now+bound, func() bool {
+		if w.now-looked < drainEvery {
+			return false
+		}
+		looked = w.now
+		h := s.serving()
+		if h == nil {
+			return false
+		}
+		if stats = h.stats(); stats == nil {
+			return false
+		}
+		drained = true
+		for i := range stats.Groups {
+			g := &stats.Groups[i]
+			drained = drained && g.Lag == 0 && g.InFlight == 0 && g.Waiting == 0
+			if g.Published != g.Acknowledged+g.Dropped+g.InFlight+g.Waiting || g.DLQ > g.Dropped {
+				w.fail("group %s doesn't add up: %d published, %d acknowledged, %d dropped, %d in flight, %d waiting, %d dead letters",
+					g.Name, g.Published, g.Acknowledged, g.Dropped, g.InFlight, g.Waiting, g.DLQ)
+			}
+		}
+		return drained
+	})
+	if w.failed != "" {
+		return
+	}
+	if !drained {
+		text := ""
+		if stats != nil {
+			for _, g := range stats.Groups {
+				text += fmt.Sprintf("; group %s: state %s, lag %d, %d in flight, %d waiting, members %+v", g.Name, g.State, g.Lag, g.InFlight, g.Waiting, g.Members)
+			}
+		}
+		w.fail("the groups aren't done within %v%s", bound, text)
+		return
+	}
+	s.topics = map[uint16]string{}
+	for _, t := range stats.Topics {
+		s.topics[t.ID] = t.Name
+	}
+}
+
+// drainEvery is how often the groups are looked at.
+const drainEvery = 500 * time.Millisecond
+
+// serving returns a node that serves, nil if none does.
+func (s *scenario) serving() *host {
+	for _, h := range s.w.hosts {
+		if h.node != nil && h.node.Status().Serving {
+			return h
+		}
+	}
+	return nil
+}
+
+// finish stops everything and compares what the nodes hold with each other and with what the clients know.
+func (s *scenario) finish() {
+	w := s.w
+	for _, g := range s.groups {
+		g.stop()
+	}
+	w.run(w.now+time.Second, nil) // the followers hear of the last commits
+	for _, h := range w.hosts {
+		h.stop()
+	}
+	if w.failed != "" {
+		return
+	}
+	c := s.compareDisks()
+	if c == nil {
+		return
+	}
+	s.check(c.host, c.messages)
+	s.checkLetters(c, s.topics)
+	if w.failed == "" {
+		s.linearizable(c.messages)
+	}
+}
+
 // verify has every node lead in turn and read everything back.
 func (s *scenario) verify(bound time.Duration) {
 	w := s.w
-	for _, c := range s.consumers {
-		c.stopped = true
-		c.s.close()
+	for _, g := range s.groups {
+		g.stop()
 	}
 	var first map[place][2]uint64
 	ends := map[replica.NodeID]bool{}
@@ -101,9 +199,10 @@ func (s *scenario) leader(bound time.Duration) *host {
 }
 
 // readAll reads every partition from its start.
-func (s *scenario) readAll(h *host, group string, bound time.Duration) map[place][2]uint64 {
+func (s *scenario) readAll(h *host, name string, bound time.Duration) map[place][2]uint64 {
 	w := s.w
-	c := newConsumer(w, s.r, group, s.topic)
+	c := newConsumer(w, s.r, newGroup(w, name, s.topic, false))
+	c.reader = true
 	c.begin(h.id)
 	last, since := 0, w.now
 	w.run(w.now+bound, func() bool {
@@ -112,9 +211,7 @@ func (s *scenario) readAll(h *host, group string, bound time.Duration) map[place
 		}
 		return len(c.seen) >= len(s.r.at) && w.now-since > 700*time.Millisecond
 	})
-	c.stopped = true
-	c.timer++
-	c.s.close()
+	c.stop()
 	return c.seen
 }
 

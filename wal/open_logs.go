@@ -15,6 +15,9 @@ type logState struct {
 	st *stream
 	// position is what the snapshot includes.
 	position uint64
+	// unread says why the newest snapshot could not be read, which held everything up to reaches: the log has to go that far.
+	unread  error
+	reaches Sequence
 	// handed is the last record that was given to the handler, or position.
 	handed Sequence
 	// end is why the files can't be read further than the stream's next, where they have no checkpoint.
@@ -109,6 +112,8 @@ func (o *opener) readLedger() error {
 	path := o.s.snapshotPath(SnapshotCursors, snapshotID{})
 	h, data, err := o.readSnapshot(path, SnapshotCursors)
 	switch {
+	case errors.Is(err, ErrCorrupt) && o.o.Replicated:
+		return err // it may have been installed: then there is nothing before it, and perhaps nothing behind it that shows so
 	case errors.Is(err, ErrCorrupt):
 		o.s.log.Warn("the cursor checkpoint can't be read; the ledger must go back to its start", "err", err)
 	case err != nil && !notExist(err):
@@ -156,7 +161,7 @@ func (o *opener) readMetadata() error {
 }
 
 // metadataSnapshot hands the newest valid snapshot over. One that can't be read is passed over: the one before and the
-// log give the same state, or a gap shows.
+// log give the same state, or a gap shows, or the log ends before that snapshot (logState.reaches).
 func (o *opener) metadataSnapshot(l *logState, names []string) error {
 	var ids []snapshotID
 	for _, name := range names {
@@ -177,6 +182,9 @@ func (o *opener) metadataSnapshot(l *logState, names []string) error {
 		}
 		if errors.Is(err, ErrCorrupt) {
 			o.s.log.Error("a metadata snapshot can't be read; trying the one before", "err", err)
+			if l.unread == nil {
+				l.unread, l.reaches = err, Sequence(id.Position)
+			}
 			continue
 		}
 		if err != nil {
@@ -496,6 +504,9 @@ func (o *opener) checkLogs() error {
 		}
 		if err == nil && l.st.bad != nil {
 			err = l.st.bad
+		}
+		if err == nil && l.st.next <= l.reaches {
+			err = l.unread
 		}
 		if err == nil {
 			continue

@@ -1,0 +1,115 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/mortarmq/mortarmq/protocol"
+)
+
+// maxAttempts is how many attempts a message gets.
+const maxAttempts = 3
+
+// group is what the clients know of a consumer group.
+type group struct {
+	w       *world
+	name    string
+	topic   uint16
+	members []*consumer
+	// picky: some messages are refused, again and again or for good.
+	picky bool
+	// messages has everything that was delivered.
+	messages map[place]*delivered
+	// owners says which member a partition was assigned to under an ownership epoch.
+	owners map[ownership]uint64
+}
+
+type ownership struct {
+	partition uint16
+	epoch     uint64
+}
+
+// delivered is what a group's members know of a message.
+type delivered struct {
+	id [2]uint64
+	// attempt is the highest one seen, at is when its delivery arrived.
+	attempt uint16
+	at      time.Duration
+	// acked: an acknowledgement was answered with OK, at ackedAt. tried: one was sent.
+	acked, tried bool
+	ackedAt      time.Duration
+	// refusals were answered with OK, the last one at refusedAt; rejected: one of them was for good.
+	refusals  int
+	refusedAt time.Duration
+	rejected  bool
+}
+
+func newGroup(w *world, name string, topic uint16, picky bool) *group {
+	return &group{
+		w: w, name: name, topic: topic, picky: picky,
+		messages: map[place]*delivered{}, owners: map[ownership]uint64{},
+	}
+}
+
+// join adds a member.
+func (g *group) join(r *record) {
+	c := newConsumer(g.w, r, g)
+	g.members = append(g.members, c)
+	c.begin(0)
+}
+
+// stop ends all members.
+func (g *group) stop() {
+	for _, c := range g.members {
+		c.stop()
+	}
+}
+
+// poisonous tells whether a picky group refuses a message, and whether it does so for good.
+func poisonous(id [2]uint64) (refused, forGood bool) {
+	h := (id[0]*31 + id[1]) % 41
+	return h < 2, h == 0
+}
+
+// assigned checks a NOTICE: a partition has one owner for each ownership epoch.
+func (g *group) assigned(c *consumer, n *protocol.Notice) {
+	o := ownership{n.Partition, n.OwnershipEpoch}
+	if was, ok := g.owners[o]; ok && was != n.MemberID {
+		g.w.fail("group %s: partition %d was given to member %d under ownership epoch %d, and to member %d before", g.name, n.Partition, n.MemberID, n.OwnershipEpoch, was)
+	}
+	g.owners[o] = n.MemberID
+	for _, other := range g.members {
+		if other != c && other.unconfirmed[n.Partition] && n.Kind == protocol.NoticeAssign {
+			g.w.count(forcedRevoke)
+		}
+	}
+}
+
+// delivery checks a delivery to a member that was sent at a time.
+func (g *group) delivery(member uint64, m *protocol.Msg, p place, id [2]uint64, sent time.Duration) *delivered {
+	w := g.w
+	if m.Attempt < 1 || m.Attempt > maxAttempts {
+		w.fail("group %s gets %d of partition %d for the %dth time, of at most %d", g.name, p.seq, p.partition, m.Attempt, maxAttempts)
+	}
+	d := g.messages[p]
+	if d == nil {
+		d = &delivered{id: id}
+		g.messages[p] = d
+	}
+	switch {
+	case d.id != id:
+		w.fail("group %s gets message %v at %d of partition %d, before it was %v", g.name, id, p.seq, p.partition, d.id)
+	case d.acked && sent > d.ackedAt:
+		w.fail("group %s gets %d of partition %d again (attempt %d) although its acknowledgement was answered", g.name, p.seq, p.partition, m.Attempt)
+	case d.rejected && sent > d.refusedAt:
+		w.fail("group %s gets %d of partition %d again (attempt %d) although it was rejected", g.name, p.seq, p.partition, m.Attempt)
+	case sent > d.at && m.Attempt < d.attempt:
+		w.fail("group %s gets %d of partition %d as attempt %d, before it was attempt %d", g.name, p.seq, p.partition, m.Attempt, d.attempt)
+	case sent > d.refusedAt && int(m.Attempt) <= d.refusals:
+		w.fail("group %s gets %d of partition %d as attempt %d, although %d failed", g.name, p.seq, p.partition, m.Attempt, d.refusals)
+	}
+	if owner, ok := g.owners[ownership{p.partition, m.OwnershipEpoch}]; ok && owner != member {
+		w.fail("member %d of group %s gets %d of partition %d under ownership epoch %d, which is member %d's", member, g.name, p.seq, p.partition, m.OwnershipEpoch, owner)
+	}
+	d.attempt, d.at = max(d.attempt, m.Attempt), w.now
+	return d
+}
