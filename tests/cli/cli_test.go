@@ -112,6 +112,7 @@ func wantOutput(t *testing.T, got, want string) {
 
 // A file goes in line by line, the broker is killed, and the file comes back byte for byte.
 func TestCLI_FileComesBackByteForByteAfterKill(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	d := start(t, dir)
 	text := hostileText(20_000)
@@ -140,6 +141,7 @@ func TestCLI_FileComesBackByteForByteAfterKill(t *testing.T) {
 
 // Messages with one key stay in order, whatever else is in the topic.
 func TestCLI_OrderPerKey(t *testing.T) {
+	t.Parallel()
 	d := start(t, filepath.Join(t.TempDir(), "data"))
 	run(t, d, 0, "", "topics", "create", "events", "--partitions", "8")
 	var input strings.Builder
@@ -165,6 +167,7 @@ func TestCLI_OrderPerKey(t *testing.T) {
 }
 
 func TestCLI_MissingThingsExitWith4(t *testing.T) {
+	t.Parallel()
 	d := start(t, filepath.Join(t.TempDir(), "data"))
 	run(t, d, 0, "", "topics", "create", "gone")
 	run(t, d, 0, "", "pub", "gone", "a")
@@ -179,6 +182,7 @@ func TestCLI_MissingThingsExitWith4(t *testing.T) {
 
 // Every file that a broker writes can be printed and is whole, after a kill as after an orderly end; one flipped bit isn't.
 func TestCLI_DumpReadsWhatTheBrokerWrites(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
 	d := start(t, dir)
 	run(t, d, 0, "", "topics", "create", "lines", "--partitions", "2")

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,9 +29,34 @@ type dev struct {
 	stderr bytes.Buffer
 }
 
+// devPort draws a port for a cluster's first node. It and those of the others are free, and below those that the kernel gives
+// to whoever doesn't care, so that none is lost while a node is down.
+func devPort(t *testing.T) string {
+	t.Helper()
+	free := func(first int) bool {
+		for node := range 3 {
+			for k := range 3 {
+				l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(first+10*node+k)))
+				if err != nil {
+					return false
+				}
+				l.Close()
+			}
+		}
+		return true
+	}
+	for range 100 {
+		if first := 10_000 + rand.N(20_000); free(first) {
+			return strconv.Itoa(first)
+		}
+	}
+	t.Fatal("no free ports")
+	return ""
+}
+
 func startDev(t *testing.T, dir, temp string) *dev {
 	t.Helper()
-	args := []string{"cluster", "dev", "--port", "0", "--mortard", mortard}
+	args := []string{"cluster", "dev", "--port", devPort(t), "--mortard", mortard}
 	if dir != "" {
 		args = append(args, "--dir", dir)
 	}
@@ -136,6 +163,7 @@ func (d *dev) end() {
 }
 
 func TestClusterDev_RunsACluster(t *testing.T) {
+	t.Parallel()
 	temp := t.TempDir()
 	d := startDev(t, "", temp)
 	d.until("the cluster serves", func() bool { return d.leader() != "" })
@@ -159,6 +187,7 @@ func TestClusterDev_RunsACluster(t *testing.T) {
 }
 
 func TestClusterDev_KeepsWhatIsInItsDirectory(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "cluster")
 	for _, want := range []string{"created\t1\n", "existed\t1\n"} {
 		d := startDev(t, dir, t.TempDir())

@@ -84,6 +84,7 @@ func waitDLQ(t *testing.T, d *harness.Daemon, topic, group string, n uint64) {
 }
 
 func TestDLQ_ListShowExportRedrive(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "3")
 	run(t, d, 0, "", "groups", "create", "billing", "--topic", "orders")
@@ -189,6 +190,7 @@ func TestDLQ_ListShowExportRedrive(t *testing.T) {
 
 // A redrive that is killed at any time and started again puts every message back.
 func TestDLQ_RedriveIsResumable(t *testing.T) {
+	t.Parallel()
 	const letters = 3000
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "2")
@@ -244,6 +246,7 @@ func TestDLQ_RedriveIsResumable(t *testing.T) {
 }
 
 func TestGroups_ResetAndDelete(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "t", "--partitions", "1")
 	run(t, d, 0, "", "pub", "t", "1", "2", "3", "4")
@@ -291,6 +294,7 @@ func TestGroups_ResetAndDelete(t *testing.T) {
 }
 
 func TestGroups_CreateAndSet(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "t", "--partitions", "1")
 	create := []string{"groups", "create", "g", "--topic", "t", "--retry", "10ms", "--max-attempts", "2", "--lease", "20s"}

@@ -15,6 +15,7 @@ import (
 
 // What is wrong is said, and what to do about it.
 func TestCLI_MistakesAreExplained(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "2")
 	run(t, d, 0, "", "groups", "create", "billing", "--topic", "orders")
@@ -35,6 +36,7 @@ func TestCLI_MistakesAreExplained(t *testing.T) {
 
 // The two ports are easily mistaken for one another.
 func TestCLI_TheWrongPortIsNamed(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	swapped := &harness.Daemon{ClientAddr: d.AdminAddr, AdminAddr: d.ClientAddr}
 	wantError(t, swapped, 4, "admin port", "topics", "create", "t")
@@ -42,6 +44,7 @@ func TestCLI_TheWrongPortIsNamed(t *testing.T) {
 }
 
 func TestCLI_TopicsDescribe(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "2", "--durability", "local")
 	run(t, d, 0, "", "pub", "orders", "a", "b", "c", "--partition", "1")
@@ -55,6 +58,7 @@ func TestCLI_TopicsDescribe(t *testing.T) {
 }
 
 func TestCLI_GroupsWithMembersAreDeletedByForceOnly(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "1")
 	k := consume(t, d, "orders", "billing")
@@ -117,6 +121,7 @@ func (s *started) end(t *testing.T) (code int, said string) {
 
 // A member for which there is no partition says so, and gets one when it is free.
 func TestSub_ASpareMemberSaysThatItWaits(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "1")
 	run(t, d, 0, "", "pub", "orders", "a", "b")
@@ -149,6 +154,7 @@ func TestSub_ASpareMemberSaysThatItWaits(t *testing.T) {
 
 // As in `mortarmq sub ... | head -1`: no complaint, no member left behind, and what was not read comes again.
 func TestSub_AReaderThatHasSeenEnoughEndsIt(t *testing.T) {
+	t.Parallel()
 	d := start(t, t.TempDir())
 	run(t, d, 0, "", "topics", "create", "lines", "--partitions", "1")
 	run(t, d, 0, hostileText(20_000), "pub", "lines")
