@@ -52,7 +52,7 @@ func start(t *testing.T, dataDir string) *harness.Daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Kill)
+	t.Cleanup(func() { d.EndScenario(t) })
 	return d
 }
 

@@ -3,6 +3,7 @@ package crash
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"time"
 
@@ -44,6 +45,9 @@ func (t *DaemonTarget) Start(ctx context.Context) (string, error) {
 		return "", err
 	}
 	t.d = d
+	if _, err := d.CheckSums(); err != nil {
+		return "", fmt.Errorf("after a start: %w", err)
+	}
 	return d.ClientAddr, nil
 }
 
@@ -66,7 +70,12 @@ func (t *DaemonTarget) Flicker(after time.Duration) error {
 func (t *DaemonTarget) Kill() { t.d.Kill() }
 
 // Stop implements Target.
-func (t *DaemonTarget) Stop() error { return t.d.Stop(harness.DefaultStopTimeout) }
+func (t *DaemonTarget) Stop() error {
+	if _, err := t.d.CheckSums(); err != nil {
+		return err
+	}
+	return t.d.Stop(harness.DefaultStopTimeout)
+}
 
 // Crashed implements Target.
 func (t *DaemonTarget) Crashed() error {

@@ -129,7 +129,7 @@ func TestBroadcast_ClientsHearEverythingThoughTheBrokerDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Kill)
+	t.Cleanup(func() { d.EndScenario(t) })
 	send(half)
 	hear(2 * half)
 }

@@ -23,7 +23,7 @@ func TestCrash_EachPoisonMessageIsInOneLetter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(d.Kill)
+		t.Cleanup(func() { d.EndScenario(t) })
 		return d
 	}
 	d := boot()

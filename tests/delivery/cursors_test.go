@@ -87,7 +87,7 @@ func TestCase_UnreadableCursorsAreNeverGuessed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(d.Kill)
+			t.Cleanup(func() { d.EndScenario(t) })
 			m := join(t, d, "g", topic, quick)
 			m.mustAck(m.want(2, 1), m.want(4, 1))
 			m.silent(100 * time.Millisecond)

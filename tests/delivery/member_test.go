@@ -42,7 +42,7 @@ func start(t *testing.T, dir string) *harness.Daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Kill)
+	t.Cleanup(func() { d.EndScenario(t) })
 	return d
 }
 
@@ -332,7 +332,7 @@ func stats(t *testing.T, d *harness.Daemon, topic, group string) harness.GroupSu
 // eventually waits until the group's numbers are as they should be.
 func eventually(t *testing.T, d *harness.Daemon, topic, group, what string, ok func(harness.GroupSums) bool) {
 	t.Helper()
-	for range 1500 {
+	for range 6000 {
 		if ok(stats(t, d, topic, group)) {
 			return
 		}

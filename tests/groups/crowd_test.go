@@ -47,7 +47,7 @@ func (a *audience) start() {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	a.t.Cleanup(d.Kill)
+	a.t.Cleanup(func() { d.EndScenario(a.t) })
 	a.d = d
 }
 

@@ -75,7 +75,7 @@ func newWorld(t *testing.T, partitions int) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.Kill)
+	t.Cleanup(func() { d.EndScenario(t) })
 	w := &world{t: t, d: d, addr: addr, partitions: partitions, owners: map[uint16]*member{}, next: map[uint16]uint64{}, done: map[uint16]map[uint64]bool{},
 		sent: make([]atomic.Uint64, partitions), stop: make(chan struct{})}
 	c := w.dial()
@@ -102,7 +102,7 @@ func (w *world) restart() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Cleanup(d.Kill)
+	w.t.Cleanup(func() { d.EndScenario(w.t) })
 	w.d = d
 }
 

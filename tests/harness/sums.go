@@ -62,6 +62,31 @@ func (d *Daemon) CheckSums() ([]GroupSums, error) {
 	return all, errors.Join(errs...)
 }
 
+// Failer is what EndScenario needs of a test.
+type Failer interface {
+	Helper()
+	Failed() bool
+	Errorf(format string, args ...any)
+}
+
+// EndScenario is for the end of a test: if the broker still runs, its groups' numbers must add up (see CheckSums). Then it is
+// killed.
+func (d *Daemon) EndScenario(t Failer) {
+	t.Helper()
+	select {
+	case <-d.exited:
+		return
+	default:
+	}
+	defer d.Kill()
+	if t.Failed() {
+		return
+	}
+	if _, err := d.CheckSums(); err != nil {
+		t.Errorf("at the end of the test: %v", err)
+	}
+}
+
 // GroupStats returns the numbers of one group from /stats.
 func (d *Daemon) GroupStats(topic, group string) (GroupSums, error) {
 	body, err := d.get("/stats?" + url.Values{"topic": {topic}, "group": {group}}.Encode())
