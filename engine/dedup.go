@@ -22,12 +22,18 @@ type run struct {
 	n    uint64
 }
 
+// last is the highest producer_seq of the run.
+func (r *run) last() uint64 { return r.pseq + r.n - 1 }
+
 type windowKey struct {
 	stream   wal.StreamID
 	producer uint64
 }
 
 type window struct {
+	// owner is where the window is in use, nil where it isn't any more.
+	owner *dedup
+
 	key  windowKey
 	last uint64 // highest producer_seq accepted
 	runs []run  // oldest first
@@ -76,9 +82,12 @@ func newDedup(limit int64) *dedup {
 }
 
 // check says what to do with pseq of the producer of key, without changing anything but the order of use. The window is
-// nil for an unknown producer.
-func (d *dedup) check(key windowKey, pseq uint64) (*window, verdict, wal.Sequence) {
-	w := d.windows[key]
+// nil for an unknown producer. hint is a window that may be the one, or nil.
+func (d *dedup) check(hint *window, key windowKey, pseq uint64) (*window, verdict, wal.Sequence) {
+	w := hint
+	if w == nil || w.owner != d || w.key != key {
+		w = d.windows[key]
+	}
 	if w == nil {
 		if pseq == 1 {
 			return nil, accept, 0
@@ -140,12 +149,14 @@ func (d *dedup) trim(w *window) {
 		return
 	}
 	floor := w.last - protocol.ProducerWindow // producer_seqs up to floor are out of the window
-	drop := 0
-	for drop < len(w.runs)-1 && w.runs[drop].pseq+w.runs[drop].n-1 <= floor {
-		drop++
-	}
-	if drop == 0 || drop < len(w.runs)/2 {
+	// Only a half or more is dropped: the run in the middle says whether there is.
+	half := max(len(w.runs)/2, 1)
+	if half >= len(w.runs) || w.runs[half-1].last() > floor {
 		return
+	}
+	drop := half
+	for drop < len(w.runs)-1 && w.runs[drop].last() <= floor {
+		drop++
 	}
 	w.runs = w.runs[:copy(w.runs, w.runs[drop:])]
 	d.bytes -= int64(drop) * runCost
@@ -162,7 +173,7 @@ func (d *dedup) add(key windowKey) *window {
 	} else {
 		w = &window{}
 	}
-	w.key = key
+	w.owner, w.key = d, key
 	d.windows[key] = w
 	d.bytes += windowCost
 	d.pushFront(w)
@@ -189,6 +200,7 @@ func (d *dedup) touch(w *window) {
 
 func (d *dedup) drop(w *window) {
 	d.unlink(w)
+	w.owner = nil
 	delete(d.windows, w.key)
 	d.bytes -= windowCost + int64(len(w.runs))*runCost
 	if cap(w.runs) > smallRuns {

@@ -21,7 +21,7 @@ func BenchmarkDedup_Publish(b *testing.B) {
 				seq++
 				next[at]++
 				key := windowKey{stream, uint64(at) + 1}
-				w, v, _ := d.check(key, next[at])
+				w, v, _ := d.check(nil, key, next[at])
 				if v != accept {
 					b.Fatalf("verdict %d", v)
 				}
@@ -45,7 +45,7 @@ func BenchmarkDedup_Duplicate(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, v, seq := d.check(key, sent-500); v != duplicate || seq != 2*(sent-500) {
+		if _, v, seq := d.check(nil, key, sent-500); v != duplicate || seq != 2*(sent-500) {
 			b.Fatalf("verdict %d, sequence %d", v, seq)
 		}
 	}

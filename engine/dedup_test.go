@@ -33,6 +33,7 @@ func TestDedup_AgreesWithAMap(t *testing.T) {
 				stored: map[uint64]wal.Sequence{},
 			})
 		}
+		var hints []*window // right and wrong ones, and of windows that are dropped
 		for step := range 6000 {
 			p := producers[rnd.IntN(len(producers))]
 			pseq := p.last + 1
@@ -42,7 +43,11 @@ func TestDedup_AgreesWithAMap(t *testing.T) {
 			case 1, 2:
 				pseq = 1 + rnd.Uint64N(p.last+1)
 			}
-			w, v, seq := d.check(p.key, pseq)
+			var hint *window
+			if n := len(hints); n > 0 {
+				hint = hints[rnd.IntN(n)]
+			}
+			w, v, seq := d.check(hint, p.key, pseq)
 			var want verdict
 			switch {
 			case pseq == p.last+1:
@@ -59,8 +64,18 @@ func TestDedup_AgreesWithAMap(t *testing.T) {
 			}
 			if v == accept {
 				next[p.key.stream]++
-				d.record(w, p.key, pseq, next[p.key.stream])
+				hints = append(hints, d.record(w, p.key, pseq, next[p.key.stream]))
+				if len(hints) > 8 {
+					hints = hints[4:]
+				}
 				p.last, p.stored[pseq] = pseq, next[p.key.stream]
+			}
+			if rnd.IntN(500) == 0 { // the producer is forgotten, and begins anew
+				if w := d.windows[p.key]; w != nil {
+					d.drop(w)
+				}
+				p.last = 0
+				clear(p.stored)
 			}
 		}
 	}
@@ -88,20 +103,20 @@ func TestDedup_EvictsTheLeastRecentlyUsed(t *testing.T) {
 	d := newDedup(10 * (windowCost + runCost))
 	for i := uint64(1); i <= 11; i++ {
 		key := windowKey{stream: streamOf(1, 0), producer: i}
-		w, v, _ := d.check(key, 1)
+		w, v, _ := d.check(nil, key, 1)
 		if v != accept {
 			t.Fatalf("producer %d: %d", i, v)
 		}
 		d.record(w, key, 1, wal.Sequence(i))
-		d.check(windowKey{stream: streamOf(1, 0), producer: 1}, 1) // keeps the first one in use
+		d.check(nil, windowKey{stream: streamOf(1, 0), producer: 1}, 1) // keeps the first one in use
 	}
 	if d.bytes > d.limit {
 		t.Errorf("windows hold %d bytes, the limit is %d", d.bytes, d.limit)
 	}
-	if _, v, _ := d.check(windowKey{stream: streamOf(1, 0), producer: 2}, 1); v != accept {
+	if _, v, _ := d.check(nil, windowKey{stream: streamOf(1, 0), producer: 2}, 1); v != accept {
 		t.Errorf("the least recently used producer is still known: verdict %d", v)
 	}
-	if _, v, seq := d.check(windowKey{stream: streamOf(1, 0), producer: 1}, 1); v != duplicate || seq != 1 {
+	if _, v, seq := d.check(nil, windowKey{stream: streamOf(1, 0), producer: 1}, 1); v != duplicate || seq != 1 {
 		t.Errorf("the producer in use was dropped: verdict %d", v)
 	}
 }
@@ -129,7 +144,7 @@ func TestDedup_SnapshotLeavesOutWhatIsNotCommitted(t *testing.T) {
 	if w := r.windows[a]; w == nil || w.last != 6 {
 		t.Fatalf("restored window: %+v, want last 6", w)
 	}
-	if _, v, _ := r.check(a, 7); v != accept {
+	if _, v, _ := r.check(nil, a, 7); v != accept {
 		t.Errorf("producer_seq 7 was not committed and must be accepted again: verdict %d", v)
 	}
 	if r.windows[b] != nil {
@@ -152,7 +167,7 @@ func TestDedup_RestorePlusReplayEqualsTheOriginal(t *testing.T) {
 			id := 1 + rnd.Uint64N(5)
 			last[id]++
 			key := windowKey{stream: stream, producer: id}
-			w, v, _ := d.check(key, last[id])
+			w, v, _ := d.check(nil, key, last[id])
 			if v != accept {
 				t.Fatalf("verdict %d", v)
 			}
@@ -171,8 +186,8 @@ func TestDedup_RestorePlusReplayEqualsTheOriginal(t *testing.T) {
 		}
 		for i := range log {
 			key := windowKey{stream: stream, producer: log[i].ProducerID}
-			_, v1, s1 := d.check(key, log[i].ProducerSeq)
-			_, v2, s2 := r.check(key, log[i].ProducerSeq)
+			_, v1, s1 := d.check(nil, key, log[i].ProducerSeq)
+			_, v2, s2 := r.check(nil, key, log[i].ProducerSeq)
 			if v1 != v2 || s1 != s2 {
 				t.Fatalf("seed %d record %d: %d/%d after recovery, %d/%d before", seed, i, v2, s2, v1, s1)
 			}
@@ -221,7 +236,7 @@ func TestDedup_SteadyStateDoesNotAllocate(t *testing.T) {
 	step := func() {
 		for range 100 {
 			pseq++
-			w, v, _ := d.check(key, pseq)
+			w, v, _ := d.check(nil, key, pseq)
 			if v != accept {
 				t.Fatal(fmt.Sprint("verdict ", v))
 			}

@@ -305,7 +305,7 @@ func (f *fill) snapshot(frame *peerwire.Snapshot, payload peerwire.Payload) (boo
 		if err := windows.restore(have); err != nil {
 			return false, fmt.Errorf("the producer windows from the leader: %w", err)
 		}
-		s.dedup, s.lastWindow = windows, nil
+		s.dedup = windows
 		m.snapshotKind, m.position = wal.SnapshotDedup, uint64(f.last)
 	}
 	f.store(m)

@@ -338,7 +338,6 @@ func (r *replication) lead(ev *replicaEvent) error {
 	opened := ev.fenced
 	r.opened = func() { opened(r.log.End()) }
 	r.s.epoch = wal.Epoch(ev.epoch)
-	r.s.lastWindow = nil
 	for i := range r.s.inFlight.len() {
 		r.s.fold(r.s.inFlight.at(i).repl.r)
 	}

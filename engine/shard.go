@@ -109,6 +109,8 @@ type partition struct {
 	last, committed wal.Sequence
 	// lastMs is the timestamp of the last record; timestamps never decrease.
 	lastMs uint64
+	// window is the producer window last used: mostly the next publish is of the same producer.
+	window *window
 	// refusal is the answer to every publish where the partition's files are quarantined, otherwise empty: its
 	// sequences can't be continued without knowing where they end.
 	refusal string
@@ -201,9 +203,6 @@ type shard struct {
 	frame     []byte
 	record    wal.Record
 	nowMs     uint64
-
-	// The window last used: a pipelined producer meets the same one for a whole batch.
-	lastWindow *window
 }
 
 // shardStats are counters that other goroutines read.
@@ -426,7 +425,6 @@ func (s *shard) take() {
 // the disk are committed and dropped with the files, publishes that come from now on are refused.
 func (s *shard) forget(topic uint16) {
 	s.gone.add(topic)
-	s.lastWindow = nil
 	s.dedup.dropTopics(func(id uint16) bool { return id == topic })
 	if int(topic) < len(s.topics) {
 		s.topics[topic] = nil
@@ -578,11 +576,7 @@ func (s *shard) publish(b *pubBatch, r *pubRequest) bool {
 		key = windowKey{stream: part.stream, producer: r.producerID}
 		var v verdict
 		var seq wal.Sequence
-		if w = s.lastWindow; w != nil && w.key == key {
-			v, seq = w.check(r.producerSeq)
-		} else {
-			w, v, seq = s.dedup.check(key, r.producerSeq)
-		}
+		w, v, seq = s.dedup.check(part.window, key, r.producerSeq)
 		if v != accept {
 			s.answerOld(part, r, v, seq)
 			b.release(r)
@@ -613,7 +607,7 @@ func (s *shard) publish(b *pubBatch, r *pubRequest) bool {
 	part.last++
 	part.lastMs = ms
 	if r.producerID != 0 {
-		s.lastWindow = s.dedup.record(w, key, r.producerSeq, part.last)
+		part.window = s.dedup.record(w, key, r.producerSeq, part.last)
 	}
 	b.release(r)
 	a := answer{client: r.client, part: part, req: r.req, seq: part.last, n: 1, durability: r.durability}

@@ -568,7 +568,7 @@ func (o *opener) holdMetadata() {
 	s.discard(st)
 	st.dropped = true // its files are closed with their last user
 	s.closeStream(st)
-	delete(s.streams, st.id)
+	s.streams.remove(st.id)
 	s.order = slices.DeleteFunc(s.order, func(x *stream) bool { return x == st })
 	s.dirtyStreams = slices.DeleteFunc(s.dirtyStreams, func(x *stream) bool { return x == st })
 }

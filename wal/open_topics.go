@@ -79,7 +79,7 @@ func (o *opener) forgetTopics() {
 // announce tells of the partitions that are quarantined.
 func (o *opener) announce() {
 	for _, r := range o.s.reports {
-		if st := o.s.streams[r.Stream]; st != nil {
+		if st := o.s.streams.get(r.Stream); st != nil {
 			o.s.announce(st, r)
 			o.rec.Quarantined = append(o.rec.Quarantined, r)
 		}

@@ -45,7 +45,7 @@ func (s *Store) installed(id StreamID, position uint64) {
 	if id.Kind == Metadata {
 		s.held = false
 	}
-	st := s.streams[id]
+	st := s.streams.get(id)
 	if st == nil {
 		st = newStream(s, id)
 		st.dirMade = true
@@ -115,7 +115,7 @@ type restart struct {
 // see Err, nor once StartClose was called. It takes a sweep, which all that begin anew at the same time share. Until then
 // Add passes over records of the partition: they are of before. Interrupted, the partition is what it was or begins at next.
 func (s *Store) Skip(id StreamID, next Sequence, done func()) {
-	st := s.streams[id]
+	st := s.streams.get(id)
 	if st != nil && st.bad == nil && st.next >= next || st == nil && next <= firstSequence {
 		if done != nil {
 			done()
@@ -138,7 +138,7 @@ func (s *Store) Reset(id StreamID, first Sequence, done func()) {
 		}
 		return
 	}
-	r := &restart{id: id, first: first, old: s.streams[id], done: done}
+	r := &restart{id: id, first: first, old: s.streams.get(id), done: done}
 	if r.old != nil {
 		r.old.restarting = true
 	}
@@ -174,7 +174,7 @@ func (r *restart) idle() bool {
 func (s *Store) detach(r *restart) {
 	if r.old != nil && r.old.dropped {
 		// The topic was deleted meanwhile, or the partition was begun anew once more.
-		if r.old = s.streams[r.id]; r.old == nil {
+		if r.old = s.streams.get(r.id); r.old == nil {
 			s.restarted(r)
 			return
 		}
@@ -200,7 +200,7 @@ func (s *Store) detach(r *restart) {
 
 // forget takes a stream out of the store's lists. Its files are closed with their last user.
 func (s *Store) forget(st *stream) {
-	delete(s.streams, st.id)
+	s.streams.remove(st.id)
 	for i, x := range s.order {
 		if x == st {
 			s.order = append(s.order[:i], s.order[i+1:]...)

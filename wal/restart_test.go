@@ -374,7 +374,7 @@ func resetPowerCuts(t *testing.T, swept int) {
 		t.Fatalf("read of a damaged segment: %v", err)
 	}
 	p.f.settle()
-	report := p.f.s.streams[p0].report
+	report := p.f.s.streams.get(p0).report
 	if swept >= 0 {
 		p.f.s.RequestSweep()
 		for range swept {
@@ -501,17 +501,17 @@ func TestStore_InstallIsSatisfiedWithWhatIsThere(t *testing.T) {
 	p.f.s.Install(SnapshotCursors, 4, 1, []byte("other"), done)
 	p.f.s.Install(SnapshotCursors, 3, 1, []byte("other"), done)
 	p.f.s.Skip(p0, 1, done)
-	p.f.s.Skip(p0, p.f.s.streams[p0].next, done)
+	p.f.s.Skip(p0, p.f.s.streams.get(p0).next, done)
 	p.f.s.Skip(StreamID{Kind: Messages, Topic: 9}, 1, done)
 	if count != 5 {
 		t.Errorf("%d of 5 were done at once", count)
 	}
 	// Within the log: it is published, and the log goes on as it was.
-	next := p.f.s.streams[le].next
+	next := p.f.s.streams.get(le).next
 	p.f.s.Install(SnapshotCursors, 5, 1, []byte("other"), done)
 	p.f.settle()
-	if count != 6 || p.f.s.streams[le].next != next {
-		t.Errorf("%d done, the ledger goes on with %d, not %d", count, p.f.s.streams[le].next, next)
+	if count != 6 || p.f.s.streams.get(le).next != next {
+		t.Errorf("%d done, the ledger goes on with %d, not %d", count, p.f.s.streams.get(le).next, next)
 	}
 	// One that waits behind another is done with it or a later one.
 	p.f.s.Install(SnapshotCursors, 100, 1, []byte("a"), done)
@@ -519,8 +519,8 @@ func TestStore_InstallIsSatisfiedWithWhatIsThere(t *testing.T) {
 	p.f.s.Install(SnapshotCursors, 300, 1, []byte("c"), done)
 	p.f.s.Install(SnapshotDedup, uint64(p.f.s.added.Round), 1, []byte("{}"), done)
 	p.f.settle()
-	if count != 10 || p.f.s.streams[le].next != 301 {
-		t.Errorf("%d done, the ledger goes on with %d", count, p.f.s.streams[le].next)
+	if count != 10 || p.f.s.streams.get(le).next != 301 {
+		t.Errorf("%d done, the ledger goes on with %d", count, p.f.s.streams.get(le).next)
 	}
 	p.f.s.DropTopic(2)
 	p.f.s.Reset(p2, 1, done)
@@ -538,7 +538,7 @@ func TestStore_GapsAreRefused(t *testing.T) {
 	before := s.added
 	for _, id := range []StreamID{p0, p2, le, md} {
 		next := firstSequence
-		if st := s.streams[id]; st != nil {
+		if st := s.streams.get(id); st != nil {
 			next = st.next
 		}
 		r := NewStampedTestRound(p.pool, 1, before.Round+1, position(1, 1, 0, 0), TestRun{Stream: id, Records: []Record{testRecord(id, next+1, 10)}})

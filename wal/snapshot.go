@@ -224,7 +224,7 @@ func (n *snapshots) addMetadata(id snapshotID) {
 // table names, and what follows it, stays.
 func (s *Store) pruneLogs() {
 	for _, kind := range []StreamKind{Ledger, Metadata} {
-		st := s.streams[StreamID{Kind: kind}]
+		st := s.streams.get(StreamID{Kind: kind})
 		if st == nil {
 			continue
 		}

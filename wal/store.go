@@ -32,9 +32,9 @@ const (
 	// DefaultLogRollBytes is when the ledger or the metadata log goes on in a new file after a snapshot.
 	DefaultLogRollBytes = 4 << 20
 
-	// syncParallel is how many flushes of files the store has at the device: 4 were measured to be quickest without
-	// hurting commits.
-	syncParallel = 4
+	// syncParallel is how many flushes of files the store has at the device: with 4 096 partitions, where sweeps decide how
+	// much can be published, 8 were measured to bring a tenth more than 4 without hurting commits.
+	syncParallel = 8
 	// closeParallel is how many at a shutdown, which has no commits to hurt: file systems flush what comes at the same time
 	// together, so that many partitions take a fraction of the time.
 	closeParallel = 16
@@ -157,7 +157,7 @@ type Store struct {
 	inflight int
 	tasks    []*task
 
-	streams map[StreamID]*stream
+	streams streamTable
 	order   []*stream
 	dropped map[uint16]struct{}
 	topics  map[uint16]struct{} // topics whose directory is known to exist
@@ -236,7 +236,7 @@ func newStore(o StoreOptions, disk Disk) (*Store, error) {
 	}
 	s := &Store{
 		o: o, disk: disk, log: o.Logger, free: -1,
-		streams: make(map[StreamID]*stream), dropped: make(map[uint16]struct{}), topics: make(map[uint16]struct{}),
+		streams: newStreamTable(), dropped: make(map[uint16]struct{}), topics: make(map[uint16]struct{}),
 		newDirs: make(map[string]struct{}), journalDir: journalPath(o.Dir, o.Journal), table: tableWriter{fd: -1},
 		space: shortage{what: "no space to write committed records to their segments; trying again until there is",
 			over: "committed records get to their segments again"},
@@ -324,7 +324,7 @@ func (s *Store) Err() error { return s.err }
 // Bounds returns the first and last sequence of a stream's committed records known to the store. ok is false where the
 // stream has none. Of a partition that began anew and has none since, last is the one before first.
 func (s *Store) Bounds(id StreamID) (first, last Sequence, ok bool) {
-	st := s.streams[id]
+	st := s.streams.get(id)
 	if st == nil || st.next <= firstSequence {
 		return 0, 0, false
 	}

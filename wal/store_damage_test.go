@@ -52,7 +52,7 @@ func killedWithMetadata(t *testing.T) (*node, OpenOptions) {
 
 // activePath returns the newest segment of a partition and where its checkpoint is.
 func (n *node) activePath(id StreamID) (path string, durable int64) {
-	st := n.s.streams[id]
+	st := n.s.streams.get(id)
 	return st.path(st.active), int64(st.saved.Offset)
 }
 

@@ -56,7 +56,7 @@ func (s *Store) DropTopic(topic uint16) {
 			continue
 		}
 		st.dropped = true
-		delete(s.streams, st.id)
+		s.streams.remove(st.id)
 		d.streams = append(d.streams, st)
 		if !st.inPass {
 			s.discard(st)

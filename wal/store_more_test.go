@@ -345,7 +345,7 @@ func TestStore_LargeWritesGoPastThePageCache(t *testing.T) {
 			n.now += DefaultWriteOutEvery
 			n.settle()
 		}
-		if open := n.s.streams[p0].active.direct >= 0; open != (limit > 0) {
+		if open := n.s.streams.get(p0).active.direct >= 0; open != (limit > 0) {
 			t.Errorf("with a limit of %d bytes the direct descriptor is open: %v", limit, open)
 		}
 		n.sweep()

@@ -119,7 +119,7 @@ func (t *readTask) fail(err error) {
 }
 
 func (t *readTask) start0() {
-	t.st = t.s.streams[t.req.Stream]
+	t.st = t.s.streams.get(t.req.Stream)
 	switch {
 	case t.st == nil || t.st.dropped || t.req.Stream.Kind != Messages:
 		t.finish(nil)

@@ -95,9 +95,56 @@ type stream struct {
 	report string
 }
 
+// streamTable finds streams: those of messages by topic and partition, since each entry of each round looks for one.
+type streamTable struct {
+	messages [][]*stream
+	others   map[StreamID]*stream
+}
+
+func newStreamTable() streamTable { return streamTable{others: make(map[StreamID]*stream)} }
+
+// get returns a stream, nil if there is none.
+func (t *streamTable) get(id StreamID) *stream {
+	if id.Kind != Messages {
+		return t.others[id]
+	}
+	if int(id.Topic) < len(t.messages) {
+		if parts := t.messages[id.Topic]; int(id.Partition) < len(parts) {
+			return parts[id.Partition]
+		}
+	}
+	return nil
+}
+
+func (t *streamTable) put(st *stream) {
+	id := st.id
+	if id.Kind != Messages {
+		t.others[id] = st
+		return
+	}
+	if n := int(id.Topic) + 1 - len(t.messages); n > 0 {
+		t.messages = append(t.messages, make([][]*stream, n)...)
+	}
+	parts := t.messages[id.Topic]
+	if n := int(id.Partition) + 1 - len(parts); n > 0 {
+		parts = append(parts, make([]*stream, n)...)
+		t.messages[id.Topic] = parts
+	}
+	parts[id.Partition] = st
+}
+
+func (t *streamTable) remove(id StreamID) {
+	switch {
+	case id.Kind != Messages:
+		delete(t.others, id)
+	case t.get(id) != nil:
+		t.messages[id.Topic][id.Partition] = nil
+	}
+}
+
 func newStream(s *Store, id StreamID) *stream {
 	st := &stream{id: id, dir: streamDir(s.o.Dir, s.o.Journal, id), next: firstSequence, first: firstSequence}
-	s.streams[id] = st
+	s.streams.put(st)
 	s.order = append(s.order, st)
 	return st
 }
@@ -155,7 +202,7 @@ func (s *Store) addEntry(r *Round, e *Entry) error {
 	if e.Stream.Kind == Replica || e.Stream.Kind == Metadata && s.held {
 		return nil
 	}
-	st := s.streams[e.Stream]
+	st := s.streams.get(e.Stream)
 	if st == nil {
 		if _, gone := s.dropped[e.Stream.Topic]; gone && e.Stream.Kind == Messages {
 			return nil

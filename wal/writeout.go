@@ -343,6 +343,9 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf [
 	s.inflight++
 	p.seg, p.buf = seg, w
 	p.op.Kind, p.op.FD, p.op.Off, p.op.Buf = ring.Write, fd, off, buf
+	// Into the page cache by the store's own thread: io_uring gives each such write to a worker thread of the kernel, to wake
+	// which takes as long as the write.
+	p.op.Inline = fd == seg.fd
 	s.disk.Submit(&p.op)
 }
 

@@ -24,8 +24,8 @@ type delivery struct {
 	ledgers []*ledgerLog // by journal
 	groups  map[uint16]*groupDelivery
 
-	parts      map[uint16][]*partition // by topic and number; nil where nothing is known yet
-	tails      []tail                  // by journal
+	parts      partitionTable
+	tails      []tail // by journal
 	tailBytes  int64
 	tailBudget int64
 
@@ -76,7 +76,7 @@ type deliveryDeps struct {
 func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 	d := &delivery{
 		c: c, deps: deps, log: c.logger,
-		groups: make(map[uint16]*groupDelivery), parts: make(map[uint16][]*partition), reads: make(map[uint64]*coldRead),
+		groups: make(map[uint16]*groupDelivery), reads: make(map[uint64]*coldRead),
 		tails: make([]tail, c.journals), tailBudget: deps.tailBytes, office: newLetterOffice(),
 	}
 	room := ledger.NewRoom(c.opts.MaxOpen)
@@ -90,7 +90,7 @@ func newDelivery(c *Coordinator, deps deliveryDeps) *delivery {
 // bounds implements deliverer.
 func (d *delivery) bounds(topic, id uint16, first, last wal.Sequence) {
 	// The registry is not there yet; recovered drops the partitions whose topics are gone.
-	d.addPartition(&partition{topic: topic, id: id, journal: d.c.placement(topic, id), first: first, last: last})
+	d.parts.add(&partition{topic: topic, id: id, journal: d.c.placement(topic, id), first: first, last: last})
 }
 
 // recovered implements deliverer.
@@ -100,9 +100,12 @@ func (d *delivery) recovered() error {
 		return nil // nobody knows which groups there are: the cursors stay as they are
 	}
 	for id, parts := range d.parts {
-		t, ok := d.c.Registry().Topic(id)
+		if parts == nil {
+			continue
+		}
+		t, ok := d.c.Registry().Topic(uint16(id))
 		if !ok {
-			delete(d.parts, id)
+			d.parts.forget(uint16(id))
 			continue
 		}
 		for _, p := range parts {
@@ -138,7 +141,7 @@ func (d *delivery) recovered() error {
 
 // topicDeleted implements deliverer.
 func (d *delivery) topicDeleted(topic uint16) {
-	delete(d.parts, topic) // its rounds leave the tail in their turn
+	d.parts.forget(topic) // its rounds leave the tail in their turn
 }
 
 // openSub implements deliverer.

@@ -159,21 +159,37 @@ func (p *partition) findRun(seq wal.Sequence) uint64 {
 	return p.runs.head + uint64(n) - 1
 }
 
-// known returns the partition if anything is known of it, nil otherwise.
-func (d *delivery) known(topic, id uint16) *partition {
-	if parts := d.parts[topic]; int(id) < len(parts) {
-		return parts[id]
-	}
-	return nil
-}
+// partitionTable has partitions by topic and number; nil where nothing is known of one. It is looked at for each entry of each
+// round, so it is no map.
+type partitionTable [][]*partition
 
-func (d *delivery) addPartition(p *partition) {
-	parts := d.parts[p.topic]
+func (t *partitionTable) add(p *partition) {
+	if n := int(p.topic) + 1 - len(*t); n > 0 {
+		*t = append(*t, make([][]*partition, n)...)
+	}
+	parts := (*t)[p.topic]
 	if n := int(p.id) + 1 - len(parts); n > 0 {
 		parts = append(parts, make([]*partition, n)...)
+		(*t)[p.topic] = parts
 	}
 	parts[p.id] = p
-	d.parts[p.topic] = parts
+}
+
+// forget drops the partitions of a topic.
+func (t partitionTable) forget(topic uint16) {
+	if int(topic) < len(t) {
+		t[topic] = nil
+	}
+}
+
+// known returns the partition if anything is known of it, nil otherwise.
+func (d *delivery) known(topic, id uint16) *partition {
+	if int(topic) < len(d.parts) {
+		if parts := d.parts[topic]; int(id) < len(parts) {
+			return parts[id]
+		}
+	}
+	return nil
 }
 
 func (p *partition) addReader(rd *reader) {
@@ -198,7 +214,7 @@ func (d *delivery) partition(topic, id uint16) *partition {
 			return nil
 		}
 		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id), letters: isLetterTopic(t.Name)}
-		d.addPartition(p)
+		d.parts.add(p)
 	}
 	return p
 }
