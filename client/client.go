@@ -244,9 +244,10 @@ func (c *Client) Lookup(ctx context.Context, name string) (Topic, error) {
 }
 
 // DeleteTopic deletes a topic with everything in it. Deleting what does not exist may be ErrUnknownTopic; it is
-// otherwise idempotent.
+// otherwise idempotent. A dead-letter topic, $dlq.<group>, is made anew when the next message needs it; while one is on its
+// way there deleting it is refused with protocol.CodeBackpressure.
 func (c *Client) DeleteTopic(ctx context.Context, name string) error {
-	if err := protocol.ValidateTopic([]byte(name)); err != nil {
+	if err := protocol.ValidateDelete([]byte(name)); err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
 	_, err := c.declare(ctx, "delete", &protocol.Declare{Topic: []byte(name), Flags: protocol.DeclareFlagDelete})

@@ -25,7 +25,7 @@ func Route(key []byte, partitions uint16) uint16 {
 	return uint16(h % uint32(partitions))
 }
 
-// ValidateTopic checks a topic name that a client wants to create, delete or publish to. The error wraps
+// ValidateTopic checks a topic name that a client wants to create or publish to. The error wraps
 // CodeInvalidTopic and says what is wrong.
 func ValidateTopic(name []byte) error {
 	if len(name) > 0 && name[0] == '$' {
@@ -44,6 +44,15 @@ func ValidateLookup(name []byte) error {
 		return invalidTopic(name, reason)
 	}
 	return nil
+}
+
+// ValidateDelete checks the name of a topic that a client wants to delete: besides what ValidateTopic allows, that of a
+// dead-letter topic.
+func ValidateDelete(name []byte) error {
+	if bytes.HasPrefix(name, []byte(DLQPrefix)) {
+		return ValidateLookup(name)
+	}
+	return ValidateTopic(name)
 }
 
 // ValidateGroup checks a group name: a topic name's rules, at most MaxGroupNameLen bytes. There is no code of its own

@@ -62,6 +62,19 @@ func TestValidateLookup_AllowsSystemTopics(t *testing.T) {
 	}
 }
 
+func TestValidateDelete_AllowsDeadLetterTopics(t *testing.T) {
+	for _, name := range []string{"t", "$dlq.g", "$dlq.a.b"} {
+		if err := ValidateDelete([]byte(name)); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for _, name := range []string{"", "$t", "$dlq", "$dlq.", "$dlq.a b", "$dlq.*", "$other.g"} {
+		if err := ValidateDelete([]byte(name)); !errors.Is(err, CodeInvalidTopic) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func TestValidateGroup_LeavesRoomForTheDeadLetterTopic(t *testing.T) {
 	longest := strings.Repeat("g", MaxGroupNameLen)
 	if err := ValidateGroup([]byte(longest)); err != nil {

@@ -19,6 +19,9 @@ const redriveGroup = "mortarmq.redrive"
 // redriveSettings give a letter all the attempts there are, and have one that was not wanted come back soon.
 const redriveSettings = `{"max_attempts":65535,"retry":[1000]}`
 
+// redriveWindow is how many letters a run has at hand: at most so many messages are put back twice where it is killed.
+const redriveWindow = 256
+
 // redriveRow is the result of dlq redrive.
 type redriveRow struct {
 	Redriven uint64 `json:"redriven"`
@@ -37,7 +40,7 @@ func (a *app) dlqRedrive() *cobra.Command {
 are new messages there, marked as redriven, for all groups of the topic. The letters themselves stay in the dead-letter topic.
 
 Each letter is put back once: what a run has done is on record with the broker, so an interrupted run is simply started
-again. One that was killed between a message and its record puts that message back a second time, never not at all.
+again. One that was killed between messages and their record puts these, at most 256, back a second time, never not at all.
 
 Columns: redriven, left (not chosen by the filters), failed (the topic is gone or was created anew; exit code 4).
 --dry-run lists what would be put back, with the columns of dlq list.`,
@@ -139,7 +142,9 @@ func (r *redrive) run(ctx context.Context, topic string) error {
 	}
 	defer c.Close()
 	r.client = c
-	k, err := r.consume(ctx, c, topic, redriveGroup, client.ConsumerOptions{GroupSettings: []byte(redriveSettings)})
+	k, err := r.consume(ctx, c, topic, redriveGroup, client.ConsumerOptions{
+		GroupSettings: []byte(redriveSettings), CreditCount: redriveWindow, CreditBytes: subCreditBytes,
+	})
 	if err != nil {
 		return err
 	}

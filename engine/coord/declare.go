@@ -103,10 +103,13 @@ func (c *Coordinator) declare(d declaration) {
 	}
 }
 
-// validateName checks the name: those of system topics are for lookups and for the broker itself.
+// validateName checks the name: those of system topics are for lookups and for the broker itself. Dead letters may be deleted.
 func validateName(d *declaration, lookup bool) error {
-	if lookup || d.system != nil {
+	switch {
+	case lookup || d.system != nil:
 		return protocol.ValidateLookup([]byte(d.name))
+	case d.flags&protocol.DeclareFlagDelete != 0:
+		return protocol.ValidateDelete([]byte(d.name))
 	}
 	return protocol.ValidateTopic([]byte(d.name))
 }
@@ -152,6 +155,10 @@ func (c *Coordinator) createTopic(d *declaration) {
 func (c *Coordinator) deleteTopic(d *declaration, t *metadata.Topic) {
 	if t == nil {
 		c.declared(d, nil, false, nil)
+		return
+	}
+	if isLetterTopic(t.Name) && !c.delivery.letGo(t) {
+		c.declared(d, nil, false, fmt.Errorf("messages are on their way to topic %.64q: delete it when they are there: %w", t.Name, protocol.CodeBackpressure))
 		return
 	}
 	decl, was := *d, *t

@@ -57,7 +57,7 @@ func TestDeclare_ExistingMissingAndMismatchedTopics(t *testing.T) {
 		{"unknown setting", settings(`{"retention":1}`, 0), "ERR 0x000B topic settings: unknown key: retention"},
 		{"delete", declare("t", 0, protocol.DeclareFlagDelete), "OK DECLARE id=1 parts=2 existed=true"},
 		{"delete again", declare("t", 0, protocol.DeclareFlagDelete), "OK DECLARE id=0 parts=0 existed=false"},
-		{"delete a system topic", declare("$dlq.g", 0, protocol.DeclareFlagDelete), "ERR 0x000B"},
+		{"delete a system topic", declare("$other.g", 0, protocol.DeclareFlagDelete), "ERR 0x000B"},
 		{"create again", declare("t", 5, 0), "OK DECLARE id=4 parts=5 existed=false"},
 	} {
 		b.want(s.what, b.do(c, s.frame), s.want)
@@ -121,6 +121,17 @@ func TestDeclare_SystemTopicsAreTheBrokersToMake(t *testing.T) {
 		t.Fatalf("topic ids %v", got)
 	}
 	b.want("lookup", b.do(b.client(), declare("$dlq.g", 0, protocol.DeclareFlagLookup)), "OK DECLARE id=1 parts=1 existed=true")
+	cl := b.client()
+	b.want("create", b.do(cl, declare("$dlq.h", 1, 0)), "ERR 0x000B")
+	b.want("delete", b.do(cl, declare("$other", 0, protocol.DeclareFlagDelete)), "ERR 0x000B")
+	b.want("delete a dead-letter topic", b.do(cl, declare("$dlq.g", 0, protocol.DeclareFlagDelete)), "OK DECLARE id=1")
+	b.want("lookup", b.do(cl, declare("$dlq.g", 0, protocol.DeclareFlagLookup)), "ERR 0x0008")
+	b.c.ensureSystemTopic("$dlq.g", 1, func(topic uint16, err error) {
+		if topic != 2 || err != nil {
+			t.Errorf("made anew as %d, %v", topic, err)
+		}
+	})
+	b.commit()
 }
 
 func TestDeclare_ReadOnlyLogAnswersAndRecovers(t *testing.T) {

@@ -294,6 +294,60 @@ func TestLetters_NoLetterOfALetter(t *testing.T) {
 	}
 }
 
+// A dead-letter topic may go unless a message is on its way there, and is made anew for the next one.
+func TestLetters_TopicMayGoWhileNothingIsOnItsWay(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, _ := r.subscribe(rigGroup, true, nil)
+	r.publish(0, values(2)...)
+	got := cl.want(2)
+	cl.nack(&got[0], protocol.NackReject)
+	r.turn()
+	for { // EXHAUSTED is proposed, then the letter, then DROP
+		letters := r.meta.TopicByName("$dlq.g")
+		if letters != nil && len(r.d.groups[rigGroup].reader0().letters) > 0 && r.d.letGo(letters) {
+			t.Fatal("the topic may go though a letter is on its way there")
+		}
+		if len(r.journal.proposals)+len(r.journal.letters) == 0 {
+			break
+		}
+		r.round()
+		r.turn()
+	}
+	r.wantLetters("1 rejected x1")
+	old := r.meta.TopicByName("$dlq.g")
+	if !r.d.letGo(old) {
+		t.Fatal("nothing is on its way, and the topic can't go")
+	}
+	r.apply(&metadata.TopicDeleted{Topic: old.ID})
+	r.publishTopics()
+	r.d.topicDeleted(old.ID)
+	cl.nack(&got[1], protocol.NackReject)
+	r.turn()
+	r.commit()
+	anew := r.meta.TopicByName("$dlq.g")
+	if anew == nil || anew.ID == old.ID {
+		t.Fatalf("the topic after a deletion: %+v", anew)
+	}
+	if p := r.d.partition(anew.ID, 0); p == nil || p.last != 1 {
+		t.Fatalf("%+v", p)
+	}
+	r.restart()
+	r.turn()
+	r.commit()
+	if p := r.d.partition(anew.ID, 0); p.last != 1 {
+		t.Fatalf("%d letters of one message", p.last)
+	}
+	r.wantSums()
+}
+
+// reader0 is the group's reader of partition 0.
+func (g *groupDelivery) reader0() *reader {
+	for rd := range g.readers() {
+		return rd
+	}
+	return nil
+}
+
 // addReader makes a group of the next id that reads topic.
 func (r *rig) addReader(topic uint16) uint16 {
 	id := r.meta.LastGroup() + 1

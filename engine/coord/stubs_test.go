@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal"
@@ -194,6 +195,7 @@ func (d *stubDelivery) memberStarted(uint16, uint64) bool { return !d.starting }
 func (d *stubDelivery) memberGone(g uint16, m uint64)     { d.say("member- g%d m%x", g, m) }
 func (d *stubDelivery) groupStarted(uint16) bool          { return !d.starting }
 func (d *stubDelivery) groupDeleted(g uint16)             { d.say("group- g%d", g) }
+func (d *stubDelivery) letGo(t *metadata.Topic) bool      { return true }
 func (d *stubDelivery) topicDeleted(t uint16)             { d.say("topic- t%d", t) }
 func (d *stubDelivery) groupConfigured(g uint16)          { d.say("group= g%d", g) }
 func (d *stubDelivery) reset(g uint16, _ protocol.Reset, done func([]protocol.ResetPosition, error)) {

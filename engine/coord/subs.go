@@ -3,6 +3,7 @@ package coord
 import (
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/metadata"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -78,6 +79,9 @@ type deliverer interface {
 	groupCreated(group, topic uint16, policy protocol.StartPolicy)
 	groupDeleted(group uint16)
 	topicDeleted(topic uint16)
+	// letGo has groups make their dead-letter topic t anew when they need it next, because it is about to be deleted. It is
+	// false where a message is on its way there: t must stay then.
+	letGo(t *metadata.Topic) bool
 	// reset finds the positions that to means for a group that exists and, unless it is a dry run, moves its cursors there.
 	// done is called once, possibly at once: when the moves are on record, or with an error that wraps a code.
 	reset(group uint16, to protocol.Reset, done func([]protocol.ResetPosition, error))

@@ -72,7 +72,7 @@ func wantSums(t *testing.T, d *harness.Daemon) {
 // waitDLQ waits until a group has so many dead letters.
 func waitDLQ(t *testing.T, d *harness.Daemon, topic, group string, n uint64) {
 	t.Helper()
-	for range 1000 {
+	for range 6000 {
 		g, err := d.GroupStats(topic, group)
 		if err == nil && g.DLQ == n {
 			return
@@ -241,6 +241,42 @@ func TestDLQ_RedriveIsResumable(t *testing.T) {
 	t.Logf("%d kills", kills)
 	if err := k.Close(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	wantSums(t, d)
+}
+
+// Dead letters that nobody needs any more are deleted with their topic, which is made anew for the next one.
+func TestDLQ_TopicIsDeletedAndMadeAnew(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	d := start(t, dir)
+	run(t, d, 0, "", "topics", "create", "orders", "--partitions", "2")
+	run(t, d, 0, "bad 1\nbad 2\n", "pub", "orders", "--file", "-")
+	reject(t, d, "orders", "billing", 2)
+	waitDLQ(t, d, "orders", "billing", 2)
+	run(t, d, 0, "", "dlq", "redrive", "billing", "--dry-run") // a group of the topic goes with it
+	if got := run(t, d, 0, "", "topics", "delete", "$dlq.billing"); got != "deleted\n" {
+		t.Fatalf("%q", got)
+	}
+	if got := run(t, d, 0, "", "dlq", "list", "billing"); got != "" {
+		t.Fatalf("dead letters that were deleted: %q", got)
+	}
+	if got := run(t, d, 0, "", "topics", "delete", "$dlq.billing"); got != "not_found\n" {
+		t.Fatalf("%q", got)
+	}
+	for life, want := range []string{"bad 3", "bad 4"} {
+		run(t, d, 0, want+"\n", "pub", "orders", "--file", "-")
+		reject(t, d, "orders", "billing", 1)
+		waitDLQ(t, d, "orders", "billing", uint64(3+life))
+		exported := run(t, d, 0, "", "dlq", "export", "billing")
+		if strings.Count(exported, "\n") != 1+life || !strings.Contains(exported, want) {
+			t.Fatalf("life %d: %s", life, exported)
+		}
+		d.Kill()
+		d = start(t, dir)
+	}
+	if got := run(t, d, 0, "", "dlq", "redrive", "billing"); got != "2\t0\t0\n" {
+		t.Fatalf("redriven, left, failed: %q", got)
 	}
 	wantSums(t, d)
 }
