@@ -67,7 +67,7 @@ func (d *lentDisk) Poll() (n int) {
 // the shard stays its own, otherwise others may run its turns meanwhile.
 func (s *shard) wait(next time.Duration) error {
 	timeout := s.timeout(next)
-	lend := s.lends() && s.journal.Idle() && timeout != 0 && !s.timeoutShort()
+	lend := s.lends() && s.journal.Idle() && timeout != 0 && !s.timeoutShort() && (s.repl == nil || s.repl.calm())
 	if lend {
 		s.lent.lendable, s.lent.wakeAt = true, next
 		s.driving.Unlock()
@@ -80,8 +80,8 @@ func (s *shard) wait(next time.Duration) error {
 	return err
 }
 
-// lends tells whether other threads may ever run turns of the shard. In a cluster a turn is more than a write.
-func (s *shard) lends() bool { return s.lent.on != nil && s.repl == nil }
+// lends tells whether other threads may ever run turns of the shard.
+func (s *shard) lends() bool { return s.lent.on != nil }
 
 // lend runs turns on the caller's thread if the shard's goroutine sleeps and something is queued. It reports whether the
 // coordinator is to be looked at for what was committed. What is left undone is seen to by the shard's goroutine.
@@ -125,24 +125,30 @@ func (s *shard) lentTurn() (rouse bool) {
 	defer l.active.Store(false)
 	s.take()
 	s.encode()
-	if _, bytes := s.journal.Gathered(); bytes > wal.DefaultInlineRoundBytes {
+	if _, bytes := s.journal.Gathered(); bytes > wal.DefaultInlineRoundBytes || s.repl != nil && !s.repl.calm() {
 		return true
 	}
 	s.journal.SetDisk(l)
-	s.sealGathered()
+	s.submitRounds()
 	s.flushClients() // of publishes that do not wait for the disk
 	wrote := l.Poll() > 0
 	s.journal.SetDisk(s.disk)
-	s.flushClients()
-	began := now
+	began, next := now, wal.Never
 	now = s.eng.now()
 	if wrote {
 		l.account(now, now-began)
 	}
+	if s.repl != nil {
+		next = s.repl.afterPoll(now)
+	}
+	s.flushClients()
 	if s.nudgeAt != 0 && now >= s.nudgeAt {
 		s.nudge()
 	}
-	return s.closing || !s.idle() || s.timeoutShort() || s.nudgeAt != 0 && s.nudgeAt < l.wakeAt
+	if s.nudgeAt != 0 {
+		next = min(next, s.nudgeAt)
+	}
+	return s.closing || !s.idle() || s.timeoutShort() || next < l.wakeAt
 }
 
 // account adds a turn that took so long to the average.

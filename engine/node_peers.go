@@ -70,10 +70,23 @@ func (n *Node) Reject(from replica.NodeID, r *peerwire.Reject) {
 	n.deliver(int(r.Log), ev)
 }
 
-// deliver hands a pooled event to a shard.
+// deliver hands a pooled event to a shard. What is small the transport's goroutine sees to itself, if the shard sleeps: see
+// lend.go.
 func (n *Node) deliver(log int, ev *replicaEvent) {
+	ok, lend := false, false
 	e := n.engine.Load()
-	if e == nil || log >= len(e.shards) || !e.shards[log].inbox.Push(message{kind: msgReplica, replica: ev}) {
+	if e != nil && log < len(e.shards) {
+		s, m := e.shards[log], message{kind: msgReplica, replica: ev}
+		if s.lends() && len(evPayload(ev)) <= lentBytes {
+			ok, lend = s.inbox.Offer(m)
+		} else {
+			ok = s.inbox.Push(m)
+		}
+	}
+	switch {
+	case lend:
+		e.lend(false)
+	case !ok:
 		if ev.payload != nil {
 			ev.payload.Release()
 		}

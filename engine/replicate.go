@@ -378,6 +378,11 @@ func (r *replication) waiting() bool {
 	return r.incoming.len() > 0 || r.opening || r.probing || r.fill != nil && r.fill.stalled()
 }
 
+// calm tells that nothing goes on but rounds of the leader.
+func (r *replication) calm() bool {
+	return r.fill == nil && r.adopting == nil && !r.opening && !r.probing
+}
+
 // queue puts a round from another node in line for the journal.
 func (r *replication) queue(ev *replicaEvent) {
 	if r.incoming.len() >= maxIncoming {
@@ -404,8 +409,10 @@ func (r *replication) dropIncoming() {
 	}
 }
 
-// turn does what can be done before the disk is polled: rounds are sealed and sent, rounds of the leader taken.
+// turn does what can be done before the disk is polled: rounds are sealed and sent, rounds of the leader taken. The control
+// loop hears of them before: the poll may be a write that does not end.
 func (r *replication) turn() {
+	defer r.report()
 	switch {
 	case r.fill != nil:
 		r.fill.step()

@@ -338,11 +338,7 @@ func (s *shard) loop() {
 func (s *shard) turn() (progress bool, next time.Duration) {
 	s.take()
 	s.encode()
-	if s.repl != nil {
-		s.repl.turn()
-	} else {
-		s.sealGathered()
-	}
+	s.submitRounds()
 	s.flushClients() // of publishes that do not wait for the disk: Poll may be the write
 	now := s.eng.now()
 	next = s.journal.Step(now)
@@ -718,8 +714,12 @@ func (b *pubBatch) release(r *pubRequest) {
 	}
 }
 
-// sealGathered submits the gathering round if there is one and the disk takes it.
-func (s *shard) sealGathered() {
+// submitRounds submits the gathering round, and in a cluster what the leader has sent, if there is any and the disk takes it.
+func (s *shard) submitRounds() {
+	if s.repl != nil {
+		s.repl.turn()
+		return
+	}
 	if records, _ := s.journal.Gathered(); records > 0 && s.journal.CanSeal() {
 		s.seal()
 	}
