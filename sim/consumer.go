@@ -161,6 +161,10 @@ func (c *consumer) pull(mine int) {
 		if err != nil {
 			if id := leaderOf(err); id != 0 {
 				c.again(id)
+			} else if code, _ := protocol.CodeOf(err); code == protocol.CodeStaleGeneration || code == protocol.CodeNotOwner {
+				for part := range c.unconfirmed {
+					delete(c.owns, part) // it was taken without this member's word
+				}
 			}
 			return // the next beat pulls again
 		}
