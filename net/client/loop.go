@@ -138,7 +138,10 @@ func (l *loop) Run(context.Context) error {
 // something were looked at: what they bring is to be part of it.
 func (l *loop) flush() {
 	l.submitted = false
-	if l.ingress.Flush() {
+	switch lend := l.ingress.Flush(); {
+	case lend && l.conns == 1:
+		l.ingress.Lend()
+	case lend:
 		l.mu.Lock()
 		l.lendDue = true
 		l.wakeLocked()
