@@ -16,8 +16,8 @@ import (
 
 const (
 	// lentRequests and lentBytes bound a batch that its event loop may see to in the shard's place.
-	lentRequests = 8
-	lentBytes    = 16 << 10
+	lentRequests = 32
+	lentBytes    = 32 << 10
 	// lentTurns is how many turns in a row a thread is lent for, and lentPasses how often shards and coordinator are looked
 	// at in turn: an ACK takes coordinator, shard, coordinator. What is left then they see to themselves.
 	lentTurns  = 4

@@ -60,8 +60,8 @@ type event struct {
 
 // Bounds of a batch that who submits it may handle in the coordinator's place, see Lend.
 const (
-	lentRequests = 8
-	lentBytes    = 4 << 10
+	lentRequests = 32
+	lentBytes    = 8 << 10
 )
 
 // Submit hands over a batch of requests; the batch belongs to the coordinator afterwards. If it reports lend, the batch is
