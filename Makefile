@@ -15,7 +15,7 @@ FUZZTIME ?= 2s
 RACE_TIMEOUT := 20m
 ARGS ?=
 
-.PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim-long bench bench-groups bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
+.PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim sim-long sim-mutants model-long bench bench-groups bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
 
 all: build
 
@@ -40,7 +40,7 @@ run: build ## a broker on 127.0.0.1:7188 with its data in ./data
 
 check: build build-plain lint unit ## build, lint, unit tests
 
-test: build build-plain lint unit unit-plain race fuzz crash ## everything, as CI runs it
+test: build build-plain lint unit unit-plain race sim fuzz crash ## everything, as CI runs it
 	@echo "make test: everything passed"
 
 $(GOLANGCI):
@@ -84,7 +84,19 @@ soak: ## leaders killed 30 times (figures in bin/failover.json), crash rounds an
 	@mkdir -p $(BIN)
 	go run ./tests/crash/cmd/soak --duration $(or $(DURATION),10m) --report $(BIN)/failover.json $(ARGS)
 
-sim-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make sim-long [SEEDS=5000] [FIRST=n]
+SIM := go run ./sim/cmd/sim
+
+sim: ## clusters in simulated time, 2 000 seeds; fails if a fault or situation that matters occurred too rarely
+	$(SIM) --seeds 2000
+
+sim-long: ## as many seeds as wanted: make sim-long SEEDS=200000 [FIRST=n] [ARGS='--workers 4']
+	$(SIM) --seeds $(or $(SEEDS),20000) --first $(or $(FIRST),1) $(ARGS)
+
+sim-mutants: ## deliberate faults in the broker, each of which the simulators have to find
+	go test -tags=uring,mutants -count=1 -timeout 0 -run Mutants ./engine/replica
+	go run -tags=uring,mutants ./sim/cmd/sim --mutants --seeds 2000 $(ARGS)
+
+model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)
 	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(SEEDS),1000)
 	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(SEEDS),1000)

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/wal"
@@ -33,6 +34,11 @@ func (c *clusterOptions) node() uint16 {
 		return 0
 	}
 	return uint16(c.self)
+}
+
+// fills tells whether a log catches up in bulk, or did: its records may be there before the snapshots that go with them.
+func (c *clusterOptions) fills() bool {
+	return c != nil && slices.ContainsFunc(c.floors, func(p replica.Point) bool { return p != replica.Point{} })
 }
 
 // join makes a recovered shard part of the cluster: idle, with what is not known to be committed pending.

@@ -55,6 +55,8 @@ type Engine struct {
 	mu      sync.Mutex
 	failure error // first of a shard, a store or the coordinator
 	closed  bool
+	// dedupLost says why recovery found the producers' windows incomplete. It is set before others see the engine.
+	dedupLost error
 	// quarantined is what is not served because its files are damaged.
 	quarantined []wal.QuarantineReport
 }
@@ -203,8 +205,8 @@ func (e *Engine) recover() error {
 		}
 	}
 	e.coord.Epoch(epoch)
-	if err := e.coord.CheckIDs(lastTopic); err != nil {
-		return err
+	if err := e.coord.CheckIDs(lastTopic); err != nil && !e.opts.cluster.fills() {
+		return err // otherwise the snapshot of the metadata comes behind the records
 	}
 	if c := e.opts.cluster; c != nil {
 		for i, r := range recoveries {
@@ -226,10 +228,14 @@ func (e *Engine) recover() error {
 }
 
 // beyondRepair returns an error, a wal.ErrCorrupt, where a node of a cluster can't get what is damaged from the others file by
-// file: a partition that begins anew needs a checkpoint, and there is none while the metadata is quarantined.
+// file: a partition that begins anew needs a checkpoint, and there is none while the metadata is quarantined; and without the
+// producers' windows there would be none that could be saved.
 func (e *Engine) beyondRepair() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.dedupLost != nil {
+		return fmt.Errorf("%w: the producers' windows: %w", wal.ErrCorrupt, e.dedupLost)
+	}
 	isMetadata := func(q wal.QuarantineReport) bool { return q.Stream.Kind == wal.Metadata }
 	i := slices.IndexFunc(e.quarantined, isMetadata)
 	if i < 0 || !slices.ContainsFunc(e.quarantined, func(q wal.QuarantineReport) bool { return !isMetadata(q) }) {
@@ -261,9 +267,10 @@ func (e *Engine) report(journal int, r *wal.Recovery) {
 		log.Info("an append that never became durable was cut off the journal", "what", r.Torn)
 	}
 	if r.DedupLost != nil {
+		e.dedupLost = r.DedupLost
 		log.Warn("the windows of producers are incomplete: a publish from before the crash that is sent again may be stored twice", "err", r.DedupLost)
 	}
-	if c := e.opts.cluster; c != nil && (r.Metadata != nil || r.DedupLost != nil || len(r.Quarantined) > 0) {
+	if c := e.opts.cluster; c != nil && (r.Metadata != nil || len(r.Quarantined) > 0) {
 		c.damaged(journal)
 	}
 	if r.Metadata != nil {

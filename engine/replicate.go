@@ -11,6 +11,7 @@ import (
 
 	"github.com/mortarmq/mortarmq/engine/peerwire"
 	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -339,6 +340,9 @@ func (r *replication) lead(ev *replicaEvent) error {
 	r.opened = func() { opened(r.log.End()) }
 	r.s.epoch = wal.Epoch(ev.epoch)
 	for i := range r.s.inFlight.len() {
+		if mutant.Is("sequence-reused") {
+			break
+		}
 		r.s.fold(r.s.inFlight.at(i).repl.r)
 	}
 	for i := range r.heard {
@@ -472,6 +476,9 @@ func (r *replication) sealed(p replica.Point, ticket uint64, answers []answer) {
 	s.inFlight.push(roundAnswers{round: round.Number, answers: answers, repl: replicaRound{
 		r: round, point: p, ticket: ticket, upTo: r.sealedBytes, sealed: s.eng.now(),
 	}})
+	if mutant.Is("answer-before-flush") && r.leading {
+		r.log.Flushed(ticket)
+	}
 }
 
 // notLeading is the answer to clients of a node that does not lead: it names the leader where it is known.
@@ -589,11 +596,24 @@ const (
 	pinTimes = 3
 )
 
+// damagedPartition tells whether a partition isn't served because its files are damaged: what it knows of it may be less than
+// what is committed.
+func (s *shard) damagedPartition() bool {
+	for _, parts := range s.topics {
+		for _, p := range parts {
+			if p != nil && p.refusal != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // cutOf returns a cut at index at, or with 0 the newest there is, and keeps what lies behind it for a while.
 func (r *replication) cutOf(at replica.Index) logCut {
 	s := r.s
-	if r.fill != nil {
-		return logCut{}
+	if r.fill != nil || s.damagedPartition() {
+		return logCut{} // not all that is committed is here
 	}
 	if at == 0 {
 		written := wal.RoundNumber(s.store.written.Load())
@@ -757,6 +777,9 @@ func (r *replication) flushed(round *wal.Round, err error) {
 // has flushed their round, and what is also on this disk goes to the coordinator and the store.
 func (r *replication) advance() {
 	s, commit := r.s, r.log.Commit()
+	if mutant.Is("answer-before-quorum") && r.leading {
+		commit = r.log.Last().Index
+	}
 	for i := range s.inFlight.len() {
 		e := s.inFlight.at(i)
 		if e.repl.point.Index > commit {
@@ -1020,7 +1043,9 @@ func (s *shard) fold(r *wal.Round) {
 			p.last = max(p.last, e.Last())
 			for data := r.Data(e); len(data) > 0; {
 				data = data[wal.PeekRecord(data, &rec):]
-				s.dedup.replay(e.Stream, &rec)
+				if !mutant.Is("windows-forgotten") {
+					s.dedup.replay(e.Stream, &rec)
+				}
 				p.lastMs = max(p.lastMs, rec.TimestampMs)
 			}
 		case wal.Replica:

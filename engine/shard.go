@@ -12,6 +12,7 @@ import (
 
 	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/engine/mpsc"
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -635,7 +636,7 @@ func (s *shard) answerOld(part *partition, r *pubRequest, v verdict, seq wal.Seq
 	case duplicate:
 		s.stats.Duplicates.Add(1)
 		a := answer{client: r.client, part: part, req: r.req, seq: seq, n: 1, flags: protocol.ResultFlagDeduplicated, durability: r.durability}
-		if seq <= part.committed || r.durability == protocol.DurabilityMemory {
+		if seq <= part.committed || r.durability == protocol.DurabilityMemory || mutant.Is("duplicate-answered-early") {
 			s.emit(&a)
 			return
 		}

@@ -252,11 +252,11 @@ type producer struct {
 	timer     int
 }
 
-// value is the content of a message: it tells everything about it.
-func (p *producer) value(seq uint64) []byte {
-	b := binary.BigEndian.AppendUint64(nil, p.id)
+// valueOf is the content of a message: it tells everything about it.
+func valueOf(producer, seq uint64) []byte {
+	b := binary.BigEndian.AppendUint64(nil, producer)
 	b = binary.BigEndian.AppendUint64(b, seq)
-	return append(b, make([]byte, int(p.id*7+seq*13)%200)...)
+	return append(b, make([]byte, int(producer*7+seq*13)%200)...)
 }
 
 // begin connects, to the node named or any.
@@ -331,7 +331,7 @@ func (p *producer) pump() {
 		p.sent[seq] = true
 		p.r.published(p.id, seq)
 		s.publish(protocol.Pub{
-			TopicID: p.topic, Partition: p.partition, ProducerID: p.id, ProducerSeq: seq, Value: p.value(seq),
+			TopicID: p.topic, Partition: p.partition, ProducerID: p.id, ProducerSeq: seq, Value: valueOf(p.id, seq),
 			Flags: uint16(protocol.DurabilityQuorum),
 		}, func(res protocol.PubResult, err error) {
 			if s != p.s {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"slices"
 	"time"
@@ -231,7 +232,7 @@ func (c *consumer) message(m *protocol.Msg, sent time.Duration) {
 		return
 	}
 	id := [2]uint64{binary.BigEndian.Uint64(m.Value), binary.BigEndian.Uint64(m.Value[8:])}
-	if !c.r.sent(id) || m.ProducerID != id[0] || m.ProducerSeq != id[1] {
+	if !c.r.sent(id) || !bytes.Equal(m.Value, valueOf(id[0], id[1])) || m.ProducerID != id[0] || m.ProducerSeq != id[1] {
 		c.w.fail("partition %d delivers message %v at %d, which was not published like that", p.partition, id, p.seq)
 		return
 	}

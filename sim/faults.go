@@ -227,7 +227,11 @@ func (s *scenario) failedFlush(h *host) bool {
 		kind = ring.Sync
 	}
 	h.disk.Inject(simdisk.Fault{Kind: kind, Count: 1, Err: syscall.EIO})
-	w.after(w.between(500*time.Millisecond, 2*time.Second), func() { s.down(h, (*host).kill) })
+	end := (*host).kill
+	if w.chance(0.5) {
+		end = (*host).cutPower
+	}
+	w.after(w.between(500*time.Millisecond, 2*time.Second), func() { s.down(h, end) })
 	return true
 }
 

@@ -191,9 +191,12 @@ func (s *scenario) comeAndGo() {
 		c.begin(0) // its connection breaks
 	case n == 4:
 		c.mute = true
-		w.after(w.between(time.Second, 8*time.Second), func() { c.speak() })
+		w.after(w.between(time.Second, 8*time.Second), c.speak)
 	}
 }
+
+// silence is how long members give nothing up although asked to, longer than a broker waits.
+const silence = 10 * time.Second
 
 // calm ends the faults.
 func (s *scenario) calm() {
@@ -233,6 +236,7 @@ func (s *scenario) calm() {
 		g := s.groups[0]
 		for _, c := range g.members {
 			c.mute = true
+			w.after(silence, c.speak)
 		}
 		g.join(s.r)
 	}

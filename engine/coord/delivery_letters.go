@@ -8,6 +8,7 @@ import (
 
 	"github.com/mortarmq/mortarmq/engine/deadletter"
 	"github.com/mortarmq/mortarmq/engine/ledger"
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
@@ -163,7 +164,9 @@ func (d *delivery) parked(p *ledger.Parked) {
 		after: wal.Sequence(p.Letters), search: true,
 	}
 	d.openLetter(l)
-	rd.group.letters.searches = append(rd.group.letters.searches, l)
+	if !mutant.Is("letter-written-twice") {
+		rd.group.letters.searches = append(rd.group.letters.searches, l)
+	}
 	d.queueLetter(l)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/mortarmq/mortarmq/engine/group"
 	"github.com/mortarmq/mortarmq/engine/metadata"
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -197,9 +198,12 @@ func (c *Coordinator) proposeChanges(h *groupHost, changes []group.Change) bool 
 	for i := range changes {
 		ch := &changes[i]
 		committed := func() {
-			if h.batch == batch {
+			if h.batch == batch && !mutant.Is("notice-before-commit") {
 				c.changeCommitted(h, ch, batch)
 			}
+		}
+		if mutant.Is("notice-before-commit") {
+			c.groups.arrivals = append(c.groups.arrivals, arrival{h, ch, batch})
 		}
 		if err := c.propose(mutation(h.id, ch), committed, refused); err != nil {
 			h.batch++ // what is proposed of the batch speaks to nobody

@@ -3,6 +3,8 @@ package replica
 import (
 	"slices"
 	"time"
+
+	"github.com/mortarmq/mortarmq/internal/mutant"
 )
 
 // cure is how a node that doesn't count comes to count again.
@@ -48,7 +50,7 @@ func (n *Node) tryCure() {
 		return
 	}
 	for k, t := range n.cure.target {
-		if n.cure.acked[k] < t.Last.Index && !mutant("learner-cured-early") {
+		if n.cure.acked[k] < t.Last.Index && !mutant.Is("learner-cured-early") {
 			return
 		}
 	}

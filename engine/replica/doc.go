@@ -33,6 +33,6 @@
 //
 // # Deliberate faults
 //
-// Under the build tag mutants, ChooseMutant breaks one rule of the protocol: what tests of it are worth shows in whether they
+// Under the build tag mutants, internal/mutant breaks one rule of the protocol: what tests of it are worth shows in whether they
 // notice. mutants_test.go lists the faults.
 package replica

@@ -3,6 +3,7 @@ package replica
 import (
 	"time"
 
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -83,7 +84,7 @@ func (n *Node) helps(id NodeID) (Reason, bool) {
 	switch {
 	case n.status == Learner || !n.usable():
 		return NoVote, false
-	case n.now < n.leaseUntil && n.leaseTo != id && !mutant("promise-under-lease"):
+	case n.now < n.leaseUntil && n.leaseTo != id && !mutant.Is("promise-under-lease"):
 		// A leader that asks has stopped serving under its lease.
 		return LeaseRuns, false
 	case (n.role == leader || n.role == elected) && n.now < n.LeaseEnd():
@@ -121,7 +122,7 @@ func (n *Node) enough() bool {
 	for i := range n.peers {
 		if p := &n.peers[i]; p.answered && p.granted {
 			granted++
-			if p.promise.standing == Voter || mutant("suspect-votes") {
+			if p.promise.standing == Voter || mutant.Is("suspect-votes") {
 				sound++
 			}
 		}
@@ -224,7 +225,7 @@ func (n *Node) refuse(to NodeID, asked Epoch, why Reason) {
 
 func (n *Node) onPrepare(from NodeID, m Message) {
 	promised := m.Epoch == n.state.Promised && n.state.Candidate == from
-	if mutant("two-promises-one-epoch") && m.Epoch == n.state.Promised && n.role == follower {
+	if mutant.Is("two-promises-one-epoch") && m.Epoch == n.state.Promised && n.role == follower {
 		n.state.Candidate, n.owePromise = from, true
 		n.settle()
 		return
@@ -320,7 +321,7 @@ func (n *Node) fetch() {
 	n.elec.deadline = n.now + n.cfg.FetchTimeout
 	for k, best := range n.elec.best {
 		own := n.elec.own.ends[k]
-		if n.elec.from[k] == n.cfg.Self || mutant("candidate-skips-fetch") {
+		if n.elec.from[k] == n.cfg.Self || mutant.Is("candidate-skips-fetch") {
 			continue
 		}
 		after := min(own.Commit, own.Last.Index)

@@ -3,6 +3,8 @@ package replica
 import (
 	"encoding/binary"
 	"time"
+
+	"github.com/mortarmq/mortarmq/internal/mutant"
 )
 
 // formation is what a node keeps until it belongs to a formed cluster.
@@ -166,7 +168,7 @@ func (n *Node) joinFormed() bool {
 		switch {
 		case n.stage() == Empty:
 			// It may have been part of the cluster before and forgotten what it promised and flushed.
-			n.become(Persistent{Cluster: s.cluster, Logs: s.logs, Learner: !mutant("empty-disk-votes")})
+			n.become(Persistent{Cluster: s.cluster, Logs: s.logs, Learner: !mutant.Is("empty-disk-votes")})
 		case s.cluster == n.state.Cluster:
 			n.become(Persistent{Cluster: s.cluster, Logs: s.logs, Promised: 1})
 		default:

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -203,7 +204,7 @@ func (n *Node) onHeartbeatAck(p *peerState, m Message) {
 	// A learner may have forgotten whom it promised what.
 	if m.Standing != Learner {
 		sent := min(m.Sent, n.now)
-		if mutant("lease-from-receipt") {
+		if mutant.Is("lease-from-receipt") {
 			sent = n.now
 		}
 		p.acked, p.hasAcked = max(p.acked, sent), true

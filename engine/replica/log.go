@@ -3,6 +3,8 @@ package replica
 import (
 	"fmt"
 	"slices"
+
+	"github.com/mortarmq/mortarmq/internal/mutant"
 )
 
 // Log is one log's part of replication: which rounds this node has, which of them are flushed here and elsewhere, and how
@@ -143,7 +145,7 @@ func (l *Log) Fence(epoch Epoch) End {
 	if epoch > l.fence {
 		l.fence = epoch
 	}
-	if l.epoch < l.fence && !mutant("stale-epoch-taken") {
+	if l.epoch < l.fence && !mutant.Is("stale-epoch-taken") {
 		l.epoch, l.leading = 0, false
 	}
 	return l.End()
@@ -198,7 +200,7 @@ func (l *Log) Flushed(ticket uint64) {
 	l.writes = append(l.writes[:0], l.writes[at:]...)
 	index := l.writes[0].first + Index(ticket-l.writes[0].ticket)
 	for _, later := range l.writes[1:] {
-		if mutant("replaced-flush-counts") {
+		if mutant.Is("replaced-flush-counts") {
 			break
 		}
 		index = min(index, later.first-1) // replaced since
@@ -223,19 +225,19 @@ func (l *Log) advance() {
 func (l *Log) advanceLeading() {
 	votes := append(l.votes[:0], l.flushed)
 	for i := range l.peers {
-		if p := &l.peers[i]; p.voter || mutant("learner-votes") {
+		if p := &l.peers[i]; p.voter || mutant.Is("learner-votes") {
 			votes = append(votes, p.flushed)
 		}
 	}
 	need := l.majority
-	if mutant("commit-on-one-vote") {
+	if mutant.Is("commit-on-one-vote") {
 		need = 1
 	}
 	if len(votes) < need {
 		return
 	}
 	slices.SortFunc(votes, func(a, b Index) int { return int(int64(b) - int64(a)) })
-	if n := votes[need-1]; n >= l.opening || mutant("commit-old-epoch-by-count") {
+	if n := votes[need-1]; n >= l.opening || mutant.Is("commit-old-epoch-by-count") {
 		l.setCommit(n)
 	}
 }

@@ -1,6 +1,10 @@
 package replica
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/mortarmq/mortarmq/internal/mutant"
+)
 
 // VerdictKind says what to do with a round that came from another node.
 type VerdictKind uint8
@@ -52,7 +56,7 @@ type Verdict struct {
 // commit index. Nothing of it is trusted. The host writes the round if told so, then looks at Commit and Ack.
 func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 	switch {
-	case epoch < l.fence && !(mutant("stale-epoch-taken") && epoch == l.epoch):
+	case epoch < l.fence && !(mutant.Is("stale-epoch-taken") && epoch == l.epoch):
 		return Verdict{Kind: Stale}
 	case epoch != l.epoch || l.leading || l.lapsed:
 		return Verdict{Kind: NotFollowing}
@@ -79,7 +83,7 @@ func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 
 // Adopt takes a round that a candidate fetched from the node with the highest log end. It is as Append, without a leader.
 func (l *Log) Adopt(prev, point Point) Verdict {
-	if l.epoch != 0 && !mutant("stale-epoch-taken") || point.Index != prev.Index+1 || point.Epoch < prev.Epoch || point.Epoch >= l.fence || point.Epoch == 0 {
+	if l.epoch != 0 && !mutant.Is("stale-epoch-taken") || point.Index != prev.Index+1 || point.Epoch < prev.Epoch || point.Epoch >= l.fence || point.Epoch == 0 {
 		return Verdict{Kind: Invalid}
 	}
 	v := l.take(prev, point, false)
@@ -107,7 +111,7 @@ func (l *Log) take(prev, point Point, probe bool) Verdict {
 	}
 	e, known := l.runs.epochAt(point.Index)
 	switch {
-	case known && e == point.Epoch, !known, mutant("no-truncation"):
+	case known && e == point.Epoch, !known, mutant.Is("no-truncation"):
 		return Verdict{Kind: Duplicate}
 	case point.Index <= max(l.commit, l.matchedInEpoch()):
 		// Committed, or taken from this very leader, whose log only grows.
@@ -142,7 +146,7 @@ func (l *Log) Behind(epoch Epoch, base Point) bool {
 		return l.lapsed
 	}
 	l.lapsed = !l.Has(base)
-	if mutant("old-notice-believed") {
+	if mutant.Is("old-notice-believed") {
 		return true
 	}
 	if !l.lapsed {
@@ -158,7 +162,7 @@ func (l *Log) Ack() (epoch Epoch, index Index) {
 	if l.epoch == 0 || l.leading || l.lapsed {
 		return 0, 0
 	}
-	if mutant("ack-before-flush") {
+	if mutant.Is("ack-before-flush") {
 		return l.epoch, l.matched
 	}
 	return l.epoch, min(l.matched, l.flushed)

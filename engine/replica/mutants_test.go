@@ -2,7 +2,11 @@
 
 package replica
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/mortarmq/mortarmq/internal/mutant"
+)
 
 // mutants are deliberate faults in the protocol, each with what it is about.
 var mutants = []struct{ name, what string }{
@@ -27,10 +31,10 @@ var mutants = []struct{ name, what string }{
 
 func TestMutants_AreCaught(t *testing.T) {
 	seeds := envInt("REPLICA_SEEDS", 2000)
-	defer ChooseMutant("")
+	defer mutant.Choose("")
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
-			ChooseMutant(m.name)
+			mutant.Choose(m.name)
 			for seed := uint64(1); seed <= seeds; seed++ {
 				if w := simulate(seed, false); w.err != nil {
 					t.Logf("%s: caught by seed %d: %v", m.what, seed, w.err)

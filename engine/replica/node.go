@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -120,7 +121,7 @@ func New(cfg Config, state Persistent, now time.Duration) (*Node, error) {
 	}
 	// It may have granted a lease just before it stopped.
 	n.leaseUntil = now + cfg.Lease
-	if mutant("restart-forgets-lease") {
+	if mutant.Is("restart-forgets-lease") {
 		n.leaseUntil = now
 	}
 	n.electAt = n.leaseUntil + cfg.delay(0)
@@ -240,7 +241,7 @@ func (n *Node) promise(e Epoch, to NodeID) {
 	n.owePromise, n.oweInstall, n.awaitFence, n.claimant = false, false, false, 0
 	n.fenceEnds = nil
 	n.dropTarget()
-	if mutant("promise-not-persisted") {
+	if mutant.Is("promise-not-persisted") {
 		n.promiseToken = n.saved
 	} else {
 		n.promiseToken = n.persist()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/mortarmq/mortarmq/internal/mutant"
 	"github.com/mortarmq/mortarmq/sim"
 )
 
@@ -27,10 +28,21 @@ func main() {
 	flags.IntVar(&o.Workers, "workers", 0, "how many run at a time (0: one for each processor)")
 	trace := flags.Bool("trace", true, "print what a failed run went through")
 	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
+	mutants := flags.Bool("mutants", false, "have the runs find deliberate faults, those named by the arguments or all (needs the build tag mutants)")
 	_ = flags.Parse(os.Args[1:])
 
 	// Runs make much garbage and keep little.
 	debug.SetGCPercent(400)
+	if *mutants {
+		if !mutant.Enabled {
+			fmt.Fprintln(os.Stderr, "sim: this build has no mutants: build it with -tags=mutants")
+			os.Exit(2)
+		}
+		if len(sim.RunMutants(o, flags.Args(), os.Stdout)) > 0 {
+			os.Exit(1)
+		}
+		return
+	}
 	last := time.Now()
 	o.Progress = func(s *sim.Summary) {
 		if time.Since(last) < progressEvery {
