@@ -40,7 +40,7 @@ run: build ## a broker on 127.0.0.1:7188 with its data in ./data
 
 check: build build-plain lint unit ## build, lint, unit tests
 
-test: build build-plain lint unit unit-plain race sim fuzz crash ## everything, as CI runs it
+test: build build-plain lint unit unit-plain race fuzz crash ## everything, as CI runs it
 	@echo "make test: everything passed"
 
 $(GOLANGCI):
