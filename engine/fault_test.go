@@ -80,6 +80,16 @@ func (d *faultDevice) Submit(op *ring.Op) {
 	d.Ring.Submit(op)
 }
 
+// Execute runs on other goroutines.
+func (d *faultDevice) Execute(op *ring.Op) {
+	if err := d.f.of(op); err != nil {
+		op.N, op.Err = 0, &ring.OpError{Kind: op.Kind, Path: op.Path, FD: op.FD, Off: op.Off, Err: err}
+		op.Done(op)
+		return
+	}
+	d.Ring.Execute(op)
+}
+
 func (d *faultDevice) fail() int {
 	failed := d.failed
 	d.failed = nil
