@@ -89,17 +89,17 @@ SIM := go run ./sim/cmd/sim
 sim: ## clusters in simulated time, 2 000 seeds; fails if a fault or situation that matters occurred too rarely
 	$(SIM) --seeds 2000
 
-sim-long: ## as many seeds as wanted: make sim-long SEEDS=200000 [FIRST=n] [ARGS='--workers 4']
+sim-long: model-long ## model-long, then as many seeds of clusters as wanted: make sim-long SEEDS=200000 [FIRST=n] [ARGS='--workers 4']
 	$(SIM) --seeds $(or $(SEEDS),20000) --first $(or $(FIRST),1) $(ARGS)
 
 sim-mutants: ## deliberate faults in the broker, each of which the simulators have to find
 	go test -tags=uring,mutants -count=1 -timeout 0 -run Mutants ./engine/replica
 	go run -tags=uring,mutants ./sim/cmd/sim --mutants --seeds 2000 $(ARGS)
 
-model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [SEEDS=5000] [FIRST=n]
-	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(SEEDS),1000) -first $(or $(FIRST),0)
-	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(SEEDS),1000)
-	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(SEEDS),1000)
+model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [MODEL_SEEDS=5000] [FIRST=n]
+	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(MODEL_SEEDS),1000) -first $(or $(FIRST),0)
+	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(MODEL_SEEDS),1000)
+	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(MODEL_SEEDS),1000)
 	MORTARMQ_FULL_TESTS=1 go test -count=1 -timeout 0 ./wal
 
 BENCH := go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard

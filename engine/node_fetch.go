@@ -9,8 +9,10 @@ import (
 	"github.com/mortarmq/mortarmq/engine/replica"
 )
 
-// An elected node completes its logs from others before it leads. What another node has in memory comes as rounds (FETCH); a
-// log that lacks what lies before those catches up in bulk from that node first, as a follower does from its leader.
+// An elected node completes its logs from others before it leads. What another node has in memory comes as rounds (FETCH). Where
+// a log lacks what lies before those, and the cluster has one log, the election fails: the node that has more can lead. With
+// several, one may be far ahead in this log and another in that, so the log catches up in bulk from that node first, as a
+// follower does from its leader. Only then: a log that catches up gives up rounds, and depends on a single source meanwhile.
 
 // fetch is one log that this node completes. It belongs to the control loop.
 type fetch struct {
@@ -32,6 +34,8 @@ const (
 	// fetchOpening bounds how long an election waits for the engine that is opened behind a catch-up.
 	fetchOpening = time.Minute
 )
+
+var errTooFar = errors.New("what the other node has in memory lies beyond the end of this node's log: that node is to lead")
 
 // fetch begins to get the rounds of a log that this node lacks to lead.
 func (n *Node) fetch(o replica.FetchLog) {
@@ -116,6 +120,8 @@ func (n *Node) fetchBehind(f *fetch, base, committed replica.Point) {
 			case n.fetches[log] != f || f.id != id || !n.machine.Fetches(f.out.Epoch):
 			case has:
 				n.askRounds(f)
+			case n.logs() == 1:
+				n.failFetch(f, errTooFar)
 			default:
 				n.fetchInBulk(f, committed)
 			}
