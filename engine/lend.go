@@ -137,9 +137,10 @@ func (s *shard) lentTurn() (rouse bool) {
 	now = s.eng.now()
 	if wrote {
 		l.account(now, now-began)
+		next = now + nudgeAfter // the journal's own steps are the shard's
 	}
 	if s.repl != nil {
-		next = s.repl.afterPoll(now)
+		next = min(next, s.repl.afterPoll(now))
 	}
 	s.flushClients()
 	if s.nudgeAt != 0 && now >= s.nudgeAt {

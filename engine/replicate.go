@@ -883,9 +883,12 @@ func (r *replication) resend(now time.Duration) (next time.Duration) {
 			next = min(next, h.told+resendAfter)
 		}
 		has, _ := r.log.PeerWindow(peer)
-		if has != h.vouched || !r.log.Unanswered(peer) {
+		if !r.log.Unanswered(peer) {
 			h.vouched, h.at = has, now
 			continue
+		}
+		if has != h.vouched {
+			h.vouched, h.at = has, now
 		}
 		if now-h.at >= resendAfter {
 			h.at = now
