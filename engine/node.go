@@ -675,9 +675,9 @@ func (n *Node) fencedAll() {
 	}
 	n.machine.Fenced(n.now(), n.fencing.epoch, n.fencing.ends)
 	if n.led != 0 && n.fencing.epoch > n.led {
-		// It led before. What it knows beyond what is committed is worth nothing any more.
+		// It led before. What it knows beyond what is committed is worth nothing any more. What the machine wants of the logs now
+		// is for the engine that is opened anew: this one would forget whom it follows.
 		n.engine.Load().coord.Depose(notLeading(n.leader.Load()).text)
-		n.carryOut()
 		n.reopen(len(n.fencing.ends))
 	}
 }
