@@ -247,8 +247,8 @@ type producer struct {
 	pipeline  uint64
 	pace      time.Duration
 	pumping   bool
-	broken    bool            // an answer of this session was an error
-	sent      map[uint64]bool // in this session
+	broken    bool            // an answer to it was an error
+	sent      map[uint64]bool // since it connected
 	timer     int
 }
 
