@@ -149,10 +149,11 @@ func (c *conn) count(grain int) {
 	}
 }
 
-// greedy tells whether all connections together have too much to send, and one with copied bytes more than its share.
+// greedy tells whether a connection with copied bytes has more than what all connections together have left: the
+// threshold falls as the memory fills, so that the sum stays below the limit whatever the order in which they grow
+// ("Dynamic queue length thresholds for shared-memory packet switches", Choudhury and Hahne 1998, with alpha 1).
 func (s *Server) greedy(copied int) bool {
-	limit := s.opts.OutboundBytes
-	return s.outbound.Load() > limit && int64(copied) > limit/max(s.connections.Load(), 1)
+	return int64(copied) > s.opts.OutboundBytes-s.outbound.Load()
 }
 
 // Push implements coord.Client.

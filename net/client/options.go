@@ -73,8 +73,8 @@ type Options struct {
 	// MaxOutbound bounds the copied bytes (answers and small pushes) that a connection has not taken yet, default
 	// 8 MiB. A connection above it is closed with 0x4007.
 	MaxOutbound int
-	// OutboundBytes bounds the copied bytes of all connections together, default 512 MiB. Above it a connection with more
-	// than its share (at least 64 KiB) is closed with 0x4007.
+	// OutboundBytes bounds the copied bytes of all connections together, default 512 MiB. A connection with more than
+	// what is left of them (and more than 64 KiB) is closed with 0x4007.
 	OutboundBytes int64
 	// PartialBytes bounds the memory for incomplete frames of all connections, default 512 MiB. The connection that
 	// would exceed it is closed with 0x4001.

@@ -313,7 +313,7 @@ func TestPush_ReadersThatNeverReadTogether(t *testing.T) {
 			c.Push(value)
 		}
 		c.Flush()
-		if sum := s.outbound.Load(); sum > s.opts.OutboundBytes+minOutboundShare*readers+int64(len(value)) {
+		if sum := s.outbound.Load(); sum > s.opts.OutboundBytes+readers*(minOutboundShare+outboundGrain)+int64(len(value)) {
 			t.Fatalf("%d bytes are queued, the bound is %d", sum, s.opts.OutboundBytes)
 		}
 	}
