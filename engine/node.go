@@ -309,7 +309,7 @@ func (n *Node) start(state replica.Persistent) error {
 // with nothing, and gets everything from the others.
 func (n *Node) openEngine(logs int) (*Engine, error) {
 	e, err := n.tryEngine(logs)
-	if err == nil || !errors.Is(err, wal.ErrCorrupt) {
+	if err == nil || !untrusted(err) {
 		return e, err
 	}
 	if err := n.suspect(err); err != nil {
@@ -319,6 +319,16 @@ func (n *Node) openEngine(logs int) (*Engine, error) {
 		return nil, err
 	}
 	return n.tryEngine(logs)
+}
+
+// untrusted tells whether what is on the disk is the reason why an engine can't be opened. A file of the version after this
+// build's is none: a newer build has written it, so the start is refused and the file left alone. As nodes skip no version,
+// any other number is a damaged byte.
+func untrusted(err error) bool {
+	if v := (*wal.VersionError)(nil); errors.As(err, &v) {
+		return v.Version != v.Supported+1
+	}
+	return errors.Is(err, wal.ErrCorrupt)
 }
 
 func (n *Node) tryEngine(logs int) (*Engine, error) {
@@ -435,13 +445,22 @@ func (n *Node) closeEngine(e *Engine) error {
 	if e == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), closeEngineFor)
-	defer cancel()
-	return e.Close(ctx)
+	return closeWithPatience(e, closeEngineFor)
 }
 
-// closeEngineFor bounds the end of an engine that is opened anew.
-const closeEngineFor = 30 * time.Second
+// closeEngineFor is after how long the end of an engine is told of: a disk hangs.
+const closeEngineFor = 10 * time.Second
+
+// closeWithPatience ends an engine, which takes as long as its disks do: what is on its way to a disk that hangs must not reach
+// files that another engine has opened meanwhile. It logs when that takes longer than patience.
+func closeWithPatience(e *Engine, patience time.Duration) error {
+	said := time.AfterFunc(patience, func() {
+		e.log.Error("an engine that has to end waits for its disk: this node takes no part until the disk has answered, or it is restarted",
+			"waiting", patience)
+	})
+	defer said.Stop()
+	return e.Close(context.Background())
+}
 
 // failed tells the control loop that a disk has failed. Any goroutine.
 func (n *Node) failed(err error) { n.inbox.Push(nodeEvent{kind: nodeFailed, err: err}) }
