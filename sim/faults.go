@@ -209,6 +209,7 @@ func (s *scenario) hangingDisk(h *host) bool {
 	w := s.w
 	w.note("the disk of node %d hangs", h.id)
 	free := h.disk.Inject(simdisk.Fault{Kind: ring.WriteSync, Count: 1 + w.rng.IntN(2), Hang: true})
+	h.hangs = append(h.hangs, free)
 	w.after(w.between(100*time.Millisecond, 4*time.Second), func() {
 		free()
 		h.wake()

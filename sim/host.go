@@ -35,6 +35,8 @@ type host struct {
 	slow time.Duration
 	// capacity bounds the bytes on the disk, 0 without a bound.
 	capacity int64
+	// hangs end what keeps the disk from answering.
+	hangs []func()
 	// victim: its disk may be damaged.
 	victim bool
 	// broken: the process says that its disk has failed.
@@ -123,11 +125,16 @@ func (d *device) Poll() int {
 	return d.q.Poll()
 }
 
-// Wait is called at the start and the end of an engine only: one operation completes, whatever its time.
+// Wait is called at the start and the end of an engine only: one operation completes, whatever its time. A disk that hangs
+// has to answer then, since the process would do nothing else until it does.
 func (d *device) Wait(time.Duration) (int, error) {
 	if d.life != d.h.life {
 		return 0, errDead
 	}
+	if err := d.q.WaitOne(); err == nil {
+		return 1, nil
+	}
+	d.h.unhang()
 	if err := d.q.WaitOne(); err != nil {
 		return 0, err
 	}
@@ -301,6 +308,14 @@ func (h *host) step() {
 		}
 	}
 	h.w.fail("node %d does not come to rest", h.id)
+}
+
+// unhang has the disk answer whatever it was asked.
+func (h *host) unhang() {
+	for _, free := range h.hangs {
+		free()
+	}
+	h.hangs = nil
 }
 
 // wake has the process look at what has arrived.
