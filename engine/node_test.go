@@ -176,6 +176,9 @@ func (p meshPeers) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte,
 	return ok
 }
 
+// trioLease is longer than a busy machine stops a process.
+const trioLease = 3 * time.Second
+
 // trio is a cluster of three nodes in one process.
 type trio struct {
 	t     *testing.T
@@ -204,8 +207,17 @@ func newTrio(t *testing.T, tune func(*NodeOptions)) *trio {
 
 func (c *trio) start(id replica.NodeID) {
 	c.t.Helper()
-	// The lease is longer than a busy machine stops a process.
-	o := NodeOptions{Engine: testOptions(c.dirs[id]), Self: id, Rank: int(id) - 1, Peers: meshPeers{c.m, id}, Lease: 3 * time.Second}
+	n, err := c.open(id)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.nodes[id] = n
+	c.m.set(id, n)
+}
+
+// open opens a node, which the others don't reach yet.
+func (c *trio) open(id replica.NodeID) (*Node, error) {
+	o := NodeOptions{Engine: testOptions(c.dirs[id]), Self: id, Rank: int(id) - 1, Peers: meshPeers{c.m, id}, Lease: trioLease}
 	out := io.Discard
 	if os.Getenv("MORTARMQ_TEST_LOG") != "" {
 		out = os.Stderr
@@ -217,12 +229,7 @@ func (c *trio) start(id replica.NodeID) {
 	if c.tune != nil {
 		c.tune(&o)
 	}
-	n, err := OpenNode(o)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	c.nodes[id] = n
-	c.m.set(id, n)
+	return OpenNode(o)
 }
 
 func (c *trio) stop(id replica.NodeID) {

@@ -1,0 +1,216 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/wal"
+)
+
+// flip flips a bit of the byte at an offset, from the end if it is negative, of each of the files.
+func flip(at int) func(t *testing.T, path string) {
+	return func(t *testing.T, path string) {
+		damage(t, path, func(b []byte) int {
+			if at < 0 {
+				return len(b) + at
+			}
+			return min(at, len(b)-1)
+		})
+	}
+}
+
+func remove(t *testing.T, path string) {
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func truncate(t *testing.T, path string) {
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, info.Size()/2); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A follower that finds its files damaged or gone at the start gets everything from the leader again: it forgets no topic and
+// no message, and can lead.
+func TestNode_DamagedFilesAreMadeAgainFromTheOthers(t *testing.T) {
+	t.Parallel()
+	const version = 4 // where the version is, behind the magic
+	partition := filepath.Join("topics", "*", "*")
+	for name, cases := range map[string][]struct {
+		what  string
+		files string // a pattern in the data directory
+		harm  func(t *testing.T, path string)
+	}{
+		"files of partitions": {
+			{"no checkpoint", filepath.Join(partition, "checkpoint.mqc"), remove},
+			{"a checkpoint's version", filepath.Join(partition, "checkpoint.mqc"), flip(version)},
+			{"a checkpoint's content", filepath.Join(partition, "checkpoint.mqc"), flip(-1)},
+			{"a segment's version", filepath.Join(partition, "*.mqs"), flip(version)},
+			{"a record", filepath.Join(partition, "*.mqs"), flip(4096 + 70)},
+			{"no segment", filepath.Join(partition, "*.mqs"), remove},
+			{"half a segment", filepath.Join(partition, "*.mqs"), truncate},
+			{"no partition", partition, remove},
+		},
+		"the checkpoint table and the journal": {
+			{"no table", filepath.Join("journal", "0", "partitions.mmck"), remove},
+			{"the table's version", filepath.Join("journal", "0", "partitions.mmck"), flip(version)},
+			{"a journal file's version", filepath.Join("journal", "0", "*.mmj"), flip(version)},
+			{"no journal", filepath.Join("journal", "0", "*.mmj"), remove},
+			{"the mark", filepath.Join("journal", "0", "mark"), flip(version)},
+			{"no mark", filepath.Join("journal", "0", "mark"), remove},
+			{"producer windows", filepath.Join("journal", "0", "dedup.mmdd"), flip(-1)},
+		},
+		"metadata and ledger": {
+			{"the metadata log's version", filepath.Join("metadata", "mmml-*.log"), flip(version)},
+			{"a mutation", filepath.Join("metadata", "mmml-*.log"), flip(4096 + 70)},
+			{"a snapshot", filepath.Join("metadata", "mmms-*.bin"), flip(-1)},
+			{"no metadata", "metadata", remove},
+			{"the ledger's version", filepath.Join("ledger", "0", "delivery*.mql"), flip(version)},
+			{"a ledger record", filepath.Join("ledger", "0", "delivery*.mql"), flip(4096 + 70)},
+			{"cursors", filepath.Join("ledger", "0", "cursor.mqc"), flip(-1)},
+			{"no ledger", filepath.Join("ledger", "0", "*"), remove},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newTrio(t, func(o *NodeOptions) { o.Engine.MetadataSnapshotRecords = 8 })
+			topic := c.declare("orders", 2)
+			for i := range 8 {
+				c.declare(fmt.Sprint("another-", i), 1)
+			}
+			messages := 50
+			c.commitAll(topic.TopicID, 1, messages, 1000)
+			c.eventually("the group has begun", func() bool { return c.acknowledged("g", topic.TopicID, messages) })
+			hurt, _ := followers(c.leader())
+			for _, d := range cases {
+				c.waitStanding(hurt, replica.Voter)
+				c.stop(hurt)
+				files, err := filepath.Glob(filepath.Join(c.dirs[hurt], d.files))
+				if err != nil || len(files) == 0 {
+					t.Fatalf("%s: no %s: %v", d.what, d.files, err)
+				}
+				for _, path := range files {
+					d.harm(t, path)
+				}
+				c.commitAll(topic.TopicID, messages+1, messages+10, 100)
+				messages += 10
+				c.start(hurt)
+				c.tellsTheSame(d.what, hurt)
+			}
+			c.takeOver(hurt)
+			c.commitAll(topic.TopicID, 1, messages, 1000) // recognised, as it was sent before
+			c.eventually("a new group gets everything", func() bool { return c.acknowledged("h", topic.TopicID, messages) })
+		})
+	}
+}
+
+// A file that the next version of the broker has written is no damaged one: the start is refused, and nothing is changed.
+func TestNode_AFileOfTheNextVersionIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	c := newTrio(t, nil)
+	topic := c.declare("orders", 1)
+	c.commitAll(topic.TopicID, 1, 50, 100)
+	newer, _ := followers(c.leader())
+	c.tellsTheSame("before", newer)
+	c.stop(newer)
+	for _, pattern := range []string{"topics/*/*/checkpoint.mqc", "journal/0/partitions.mmck", "metadata/mmml-*.log"} {
+		files, err := filepath.Glob(filepath.Join(c.dirs[newer], filepath.FromSlash(pattern)))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("no %s: %v", pattern, err)
+		}
+		was, err := os.ReadFile(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := slices.Clone(was)
+		next[4]++
+		if err := os.WriteFile(files[0], next, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := c.open(newer); err == nil {
+			c.nodes[newer] = n
+			t.Fatalf("a node starts with %s of another version", pattern)
+		} else if v := (*wal.VersionError)(nil); !errors.As(err, &v) || v.Path != files[0] || v.Version != was[4]+1 {
+			t.Errorf("%s: %v", pattern, err)
+		}
+		if now, err := os.ReadFile(files[0]); err != nil || !bytes.Equal(now, next) {
+			t.Errorf("%s was changed (%v)", pattern, err)
+		}
+		if err := os.WriteFile(files[0], was, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.start(newer)
+	c.tellsTheSame("afterwards", newer)
+}
+
+// Metadata from before the newest topics, as of an old backup, is not believed: no topic is forgotten.
+func TestNode_MetadataOlderThanTheDataIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	c := newTrio(t, nil)
+	c.declare("first", 1)
+	hurt, _ := followers(c.leader())
+	c.waitStanding(hurt, replica.Voter)
+	c.tellsTheSame("before", hurt)
+	c.stop(hurt)
+	old := t.TempDir()
+	metadata := filepath.Join(c.dirs[hurt], "metadata")
+	if err := os.CopyFS(old, os.DirFS(metadata)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(hurt)
+	topic := c.declare("second", 1)
+	c.commitAll(topic.TopicID, 1, 100, 100)
+	c.tellsTheSame("with more topics", hurt)
+	c.stop(hurt)
+	remove(t, metadata)
+	if err := os.CopyFS(metadata, os.DirFS(old)); err != nil {
+		t.Fatal(err)
+	}
+	c.start(hurt)
+	c.tellsTheSame("with old metadata", hurt)
+	c.takeOver(hurt)
+	c.commitAll(topic.TopicID, 101, 200, 100)
+	c.eventually("a group gets everything", func() bool { return c.acknowledged("g", topic.TopicID, 200) })
+}
+
+// tellsTheSame waits until a node counts and knows of all topics and messages what the leader knows.
+func (c *trio) tellsTheSame(what string, id replica.NodeID) {
+	c.t.Helper()
+	c.waitStanding(id, replica.Voter)
+	ends := func(id replica.NodeID) (list []string) {
+		e := c.nodes[id].Engine()
+		if e == nil {
+			return nil
+		}
+		s, err := e.Stats(context.Background())
+		if err != nil {
+			return nil
+		}
+		for _, t := range s.Coord.Topics {
+			line := t.Name + t.State
+			for _, p := range t.Parts {
+				line += fmt.Sprint(" ", p.LastSeq)
+			}
+			list = append(list, line)
+		}
+		slices.Sort(list)
+		return append(list, fmt.Sprint(len(s.Coord.Groups), " groups, ", len(s.Quarantined), " quarantined"))
+	}
+	c.eventually(fmt.Sprintf("%s: node %d knows what the leader knows", what, id), func() bool {
+		want := ends(c.leader())
+		return len(want) > 1 && slices.Equal(ends(id), want)
+	})
+}
