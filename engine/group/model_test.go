@@ -33,7 +33,8 @@ type model struct {
 	delivered map[place]delivery
 	everOwned map[[2]uint64]uint64 // (partition, ownership epoch) -> member
 	// believes is what a member believes to own, by partition: the ownership epoch. A member that was away while the broker
-	// started again is not in it: nobody can tell it what it missed before.
+	// started again is not in it: nobody can tell it what it missed before. Nor is a partition whose REVOKE was carried out and
+	// not confirmed when the broker started again.
 	believes map[uint64]map[uint16]uint64
 }
 
@@ -476,9 +477,12 @@ func (m *model) restart() {
 		if !c.open {
 			delete(m.believes, c.member)
 		}
-	}
-	for _, c := range m.clients {
 		c.open = false
+	}
+	for _, mb := range m.m.members {
+		for partition := range mb.missed {
+			delete(m.believes[mb.id], partition)
+		}
 	}
 	clear(m.delivered)
 	for ref := range m.refs {

@@ -14,7 +14,8 @@
 //	any ---------- its owner leaves or is removed ----------------> free
 //
 // The REVOKE of a partition that was taken from a member without its confirmation is repeated until that comes: it may have
-// had no connection, and learns of the loss when it rejoins.
+// had no connection, and learns of the loss when it rejoins. That is not on record: a member that does so when the broker has
+// started again meanwhile goes on believing, and what it asks of the partition is refused by the ownership epoch.
 //
 // In a broadcast group every member owns every partition by being a member: there is no target and no REVOKE, and the
 // ownership epoch of all that a member owns is the membership epoch of its joining.

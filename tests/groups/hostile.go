@@ -20,7 +20,8 @@ import (
 // and others', while messages are published. Start from DefaultHostile.
 //
 // Two groups of two topics are left alone but for their members: in the end each of their messages must be acknowledged or
-// in one dead letter. The others, and one topic, are also set back, changed, deleted and created again meanwhile.
+// in one dead letter. The others, and one topic, are also set back, changed, deleted and created again meanwhile, and the dead
+// letters of these others deleted.
 type Hostile struct {
 	Seed    uint64
 	Clients int
@@ -416,7 +417,8 @@ func (r *hostileRun) settle() error {
 		}
 		r.Logf("topic %s, group %s: %d messages, %d dead letters", c.topic, c.group, t.published, t.dropped)
 	}
-	return r.err()
+	_, err := r.d.CheckSums()
+	return errors.Join(err, r.err())
 }
 
 func hostileAttempts(group string) uint16 {

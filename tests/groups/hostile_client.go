@@ -23,6 +23,8 @@ const (
 	maxKept       = 300
 	maxSubs       = 8
 	maxJoining    = 3
+	// firstIDs is about how many topics there are in a run, those of dead letters included.
+	firstIDs = 24
 )
 
 // hostileClient is one connection of a client that does as it likes.
@@ -307,8 +309,8 @@ func (c *hostileClient) subscribe() {
 	id := c.r.topics[t.name]
 	others := c.r.members
 	c.r.mu.Unlock()
-	if c.rng.IntN(50) == 0 {
-		id = uint16(c.rng.IntN(70_000)) // perhaps nobody's
+	if c.rng.IntN(20) == 0 {
+		id = uint16(pick(c.rng, c.rng.IntN(70_000), c.rng.IntN(firstIDs))) // perhaps nobody's, perhaps one of dead letters
 	}
 	m := protocol.Sub{Group: []byte(g.name), TopicID: id, Partition: protocol.AnyPartition, Flags: uint16(c.rng.IntN(2)) * protocol.SubFlagStream,
 		CreditCount: uint16(pick(c.rng, 0, 1, 7, 300, 65535)), CreditBytes: uint32(pick(c.rng, 0, 1, 50, 5000, 1<<20, 1<<32-1)),
@@ -343,11 +345,8 @@ func (c *hostileClient) subscribe() {
 			c.r.problem("answer to SUB: %w", err)
 			return
 		}
-		s := &hostileSub{id: res.SubscriptionID, topic: t.name, group: g.name, member: res.MemberID, mEpoch: res.MembershipEpoch,
+		s := &hostileSub{id: res.SubscriptionID, topic: c.r.nameOf(id), group: g.name, member: res.MemberID, mEpoch: res.MembershipEpoch,
 			aEpoch: res.AssignmentEpoch, may: count, mayBytes: bytes, honest: c.rng.IntN(2) == 0, window: count, windowBytes: bytes}
-		if id != c.r.idOf(t.name) {
-			s.topic = "" // somebody deleted it meanwhile, or the id was a lucky guess
-		}
 		c.subs = slices.DeleteFunc(c.subs, func(s *hostileSub) bool { return s.id == res.SubscriptionID }) // an ended one's id is used again
 		c.subs, c.byID[s.id] = append(c.subs, s), s
 		c.r.mu.Lock()
@@ -356,10 +355,11 @@ func (c *hostileClient) subscribe() {
 	})
 }
 
-func (r *hostileRun) idOf(topic string) uint16 {
+// nameOf is the name of one of hostileTopics that has, or had, this id; else "".
+func (r *hostileRun) nameOf(id uint16) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.topics[topic]
+	return r.names[id]
 }
 
 // victim is a message to answer: mostly the subscription's own, sometimes somebody else's or none.
@@ -556,8 +556,13 @@ func (c *hostileClient) declareGroup() {
 	c.ask(protocol.OpDeclare, nil, m.AppendFrame(nil), nil)
 }
 
-// declareTopic deletes the doomed topic and creates it again.
+// declareTopic deletes the doomed topic and creates it again, or deletes the dead letters of a doomed group.
 func (c *hostileClient) declareTopic() {
+	if g := pick(c.rng, hostileGroups...); g.doomed && c.rng.IntN(2) == 0 {
+		m := protocol.Declare{Topic: []byte(protocol.DLQPrefix + g.name), Flags: protocol.DeclareFlagDelete}
+		c.ask(protocol.OpDeclare, nil, m.AppendFrame(nil), nil)
+		return
+	}
 	t := hostileTopics[len(hostileTopics)-1]
 	m := protocol.Declare{Topic: []byte(t.name), Partitions: uint16(t.partitions)}
 	if c.rng.IntN(3) == 0 {
