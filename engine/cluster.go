@@ -67,7 +67,7 @@ func (c *clusterOptions) join(s *shard, rec *wal.Recovery) error {
 			r.others = append(r.others, id)
 		}
 	}
-	r.heard = make([]followerState, len(r.others))
+	r.heard, r.paces = make([]followerState, len(r.others)), make([]pace, len(c.nodes))
 	for i, round := range rec.Pending {
 		r.sealedBytes += int64(round.Bytes())
 		s.inFlight.push(roundAnswers{round: round.Number, repl: replicaRound{

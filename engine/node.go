@@ -106,6 +106,9 @@ type Node struct {
 	afterOpen []func()
 	lastFetch uint32
 	stalled   bool
+	// slowDisks were reported and are not as fast as the others again; disksSeen is when that was looked at.
+	slowDisks map[slowDisk]bool
+	disksSeen time.Duration
 	progress  replica.Progress
 	spare     []nodeEvent
 	closing   bool
@@ -202,7 +205,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[int]*fetch{},
 		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
-		repairs: map[int]bool{}, lastOf: map[int]replica.Point{},
+		repairs: map[int]bool{}, lastOf: map[int]replica.Point{}, slowDisks: map[slowDisk]bool{},
 	}
 	for _, info := range o.Nodes {
 		n.ids = append(n.ids, info.ID)
@@ -523,6 +526,7 @@ func (n *Node) look() {
 	if len(n.repairs) > 0 {
 		n.repair(e)
 	}
+	n.lookAtDisks(e)
 	if stalled != n.stalled {
 		n.stalled = stalled
 		if stalled {

@@ -154,10 +154,11 @@ func (l *commitLatency) add(d time.Duration) {
 
 func (l *commitLatency) get() time.Duration { return time.Duration(l.ns.Load()) }
 
-// keptRound is a committed round that is kept for followers; upTo is replication.sealedBytes when it was sealed.
+// keptRound is a committed round that is kept for followers; upTo and sealed are as in replicaRound.
 type keptRound struct {
-	r    *wal.Round
-	upTo int64
+	r      *wal.Round
+	upTo   int64
+	sealed time.Duration
 }
 
 // followerState is what a leading shard remembers of a follower between two looks.
@@ -167,6 +168,8 @@ type followerState struct {
 	// behind: it needs what is not in memory; told is when it was last told so.
 	behind bool
 	told   time.Duration
+	// measured is the newest round that says how long it takes, see measure.
+	measured replica.Index
 }
 
 // replication is a shard's part in a cluster: which rounds the log has, who gets them, and what is committed. Its state but
@@ -185,6 +188,8 @@ type replication struct {
 	logger *slog.Logger
 
 	latency commitLatency
+	// paces are how long rounds take until they are on this node's disk, and on those of others, in their order, while it leads.
+	paces []pace
 	// readOnly is the answer to publishes while nothing can be committed; nil: they are taken.
 	readOnly atomic.Pointer[refusal]
 	progress progress
@@ -238,6 +243,7 @@ func (r *replication) handle(ev *replicaEvent) {
 		r.queue(ev)
 		return
 	case evFlushed:
+		r.measure(ev.peer, ev.epoch, ev.index)
 		if r.log.PeerFlushed(ev.peer, ev.epoch, ev.instance, ev.voter, ev.index) {
 			r.advance()
 		}
@@ -251,6 +257,7 @@ func (r *replication) handle(ev *replicaEvent) {
 		ev.done(r.follow(ev))
 	case evJoin:
 		r.distrust(ev.peer, r.log.Join(ev.peer, ev.epoch, ev.instance, ev.voter, ev.end))
+		r.joined(ev.peer)
 		r.advance()
 	case evLeft:
 		r.log.Left(ev.peer)
@@ -761,6 +768,7 @@ func (r *replication) flushed(round *wal.Round, err error) {
 	for i := range f.len() {
 		if e := &f.at(i).repl; e.ticket == ticket {
 			e.flushed = true
+			r.paces[0].add(r.s.eng.now() - e.sealed)
 			break
 		}
 	}
@@ -811,7 +819,7 @@ func (r *replication) advance() {
 		bytes += round.Bytes()
 		round.Retain() // publishRound takes one, history keeps the other
 		urgent = s.publishRound(round) || urgent
-		r.keep(e.repl.point.Index, keptRound{round, e.repl.upTo})
+		r.keep(e.repl.point.Index, keptRound{round, e.repl.upTo, e.repl.sealed})
 		s.inFlight.pop()
 	}
 	if bytes > 0 {

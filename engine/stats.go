@@ -35,6 +35,8 @@ type ShardStats struct {
 	QueuedBytes, PendingBytes, MemoryBytes, FreeBytes int64
 	// CommitRing and StoreRing count the disk operations of the commit path and of everything behind it.
 	CommitRing, StoreRing ring.Stats
+	// Replicas are the nodes' copies of the log, in a cluster only: on the leader those of all nodes, elsewhere this one's.
+	Replicas []ReplicaStats
 }
 
 // Stats asks every part of the engine for its figures.
@@ -55,6 +57,9 @@ func (e *Engine) Stats(ctx context.Context) (*Stats, error) {
 			QueuedBytes: sh.queued.Load(), PendingBytes: sh.store.pending.Load(), FreeBytes: sh.store.free.Load(),
 			MemoryBytes: e.pools[i].InUse(),
 			CommitRing:  sh.device.stats(), StoreRing: sh.store.device.stats(),
+		}
+		if sh.repl != nil {
+			st.Replicas = sh.repl.replicas()
 		}
 		s.Shards = append(s.Shards, st)
 	}

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"strconv"
+
+	"github.com/mortarmq/mortarmq/engine"
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/net/admin"
 	"github.com/mortarmq/mortarmq/net/peer"
@@ -33,4 +36,19 @@ func peerCounters(lanes []peer.LaneStats, refused uint64, names map[replica.Node
 		}
 	}
 	return list
+}
+
+// replicaCounters tells /metrics how far the nodes' copies of a shard's log are: of all nodes on the leader, elsewhere of this
+// one.
+func replicaCounters(shard int, list []engine.ReplicaStats, names map[replica.NodeID]string) (counters []admin.Counter) {
+	for i := range list {
+		for _, c := range []admin.Counter{
+			{Name: "mortarmq_replica_flush_seconds", Help: "About how long rounds take until the node has them on its disk.", Gauge: true, Value: list[i].Pace.Seconds()},
+			{Name: "mortarmq_replica_lag_bytes", Help: "Bytes of rounds that the node has not on its disk yet.", Gauge: true, Value: float64(list[i].LagBytes)},
+		} {
+			c.Shard, c.Peer = strconv.Itoa(shard), names[list[i].Node]
+			counters = append(counters, c)
+		}
+	}
+	return counters
 }

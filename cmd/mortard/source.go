@@ -76,6 +76,9 @@ func (s *source) Snapshot(ctx context.Context) (*admin.Snapshot, error) {
 	}
 	for i := range st.Shards {
 		snap.Storage = append(snap.Storage, shardCounters(strconv.Itoa(i), &st.Shards[i])...)
+		if n != nil {
+			snap.Peers = append(snap.Peers, replicaCounters(i, st.Shards[i].Replicas, n.names)...)
+		}
 	}
 	return snap, nil
 }
