@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -226,9 +227,14 @@ func leaderOf(err error) replica.NodeID {
 	if !errors.As(err, &e) || e.Code != protocol.CodeStaleLeaderEpoch {
 		return 0
 	}
-	var id, addr int
-	if n, _ := fmt.Sscanf(e.Message, "leader=%d %d", &id, &addr); n < 1 {
+	named, ok := strings.CutPrefix(e.Message, "leader=")
+	if !ok {
 		return 0
+	}
+	name, _, _ := strings.Cut(named, " ")
+	id, err := strconv.ParseUint(name, 10, 8)
+	if err != nil {
+		return 0 // it knows none
 	}
 	return replica.NodeID(id)
 }
@@ -254,9 +260,10 @@ type producer struct {
 
 // valueOf is the content of a message: it tells everything about it.
 func valueOf(producer, seq uint64) []byte {
-	b := binary.BigEndian.AppendUint64(nil, producer)
-	b = binary.BigEndian.AppendUint64(b, seq)
-	return append(b, make([]byte, int(producer*7+seq*13)%200)...)
+	b := make([]byte, 16+int(producer*7+seq*13)%200)
+	binary.BigEndian.PutUint64(b, producer)
+	binary.BigEndian.PutUint64(b[8:], seq)
+	return b
 }
 
 // begin connects, to the node named or any.

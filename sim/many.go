@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
 	"maps"
@@ -11,6 +12,9 @@ import (
 	"sync/atomic"
 	"text/tabwriter"
 	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sys/unix"
 )
 
 // ManyOptions configures RunMany.
@@ -37,12 +41,15 @@ type Failed struct {
 type Summary struct {
 	// Seeds is how many have run.
 	Seeds uint64
-	// Simulated is how long they took in simulated time, Took in real time.
-	Simulated, Took time.Duration
+	// Simulated is how long they took in simulated time, Took in real time, CPU all processors' time together, the garbage
+	// collector's too.
+	Simulated, Took, CPU time.Duration
 	// Acknowledged counts messages.
 	Acknowledged uint64
 	// In counts the seeds in which a fault or situation occurred, Times how often it did in all of them.
 	In, Times map[string]uint64
+	// Digest is a checksum of what happened in all of them: the same seeds of the same code have the same on every machine.
+	Digest uint64
 	// Failures come in the order of their seeds.
 	Failures []Failed
 
@@ -57,7 +64,7 @@ func RunMany(o ManyOptions) *Summary {
 	if o.MaxFailures == 0 {
 		o.MaxFailures = 10
 	}
-	begun := time.Now()
+	begun, cpu := time.Now(), cpuTime(unix.RUSAGE_SELF)
 	s := &Summary{In: map[string]uint64{}, Times: map[string]uint64{}}
 	var mu sync.Mutex
 	var next atomic.Uint64
@@ -65,6 +72,8 @@ func RunMany(o ManyOptions) *Summary {
 	var wg sync.WaitGroup
 	for range o.Workers {
 		wg.Go(func() {
+			runtime.LockOSThread() // to know its processor time
+			defer runtime.UnlockOSThread()
 			for !enough.Load() {
 				k := next.Add(1) - 1
 				if k >= o.Count {
@@ -72,11 +81,12 @@ func RunMany(o ManyOptions) *Summary {
 				}
 				run := o.Run
 				run.Seed = o.First + k
-				at := time.Now()
+				at := cpuTime(unix.RUSAGE_THREAD)
 				r := Run(run)
+				took := cpuTime(unix.RUSAGE_THREAD) - at
 				mu.Lock()
-				s.add(run.Seed, &r, time.Since(at))
-				s.Took = time.Since(begun)
+				s.add(run.Seed, &r, took)
+				s.Took, s.CPU = time.Since(begun), cpuTime(unix.RUSAGE_SELF)-cpu
 				if len(s.Failures) >= o.MaxFailures {
 					enough.Store(true)
 				}
@@ -96,6 +106,7 @@ func (s *Summary) add(seed uint64, r *Result, took time.Duration) {
 	s.Seeds++
 	s.Simulated += r.Simulated
 	s.Acknowledged += uint64(r.Acknowledged)
+	s.Digest += xxhash.Sum64(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, seed), r.Digest)) // in any order
 	s.each = append(s.each, took)
 	for what, n := range r.Seen {
 		s.In[what]++
@@ -106,7 +117,16 @@ func (s *Summary) add(seed uint64, r *Result, took time.Duration) {
 	}
 }
 
-// Median returns how long the median run took in real time.
+// cpuTime returns how much processor time this process or thread has had.
+func cpuTime(who int) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(who, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// Median returns how much processor time the median run took, without the garbage collector's.
 func (s *Summary) Median() time.Duration {
 	if len(s.each) == 0 {
 		return 0
@@ -134,8 +154,10 @@ func (s *Summary) Missing() []string {
 
 // Print writes the summary and the table of what occurred.
 func (s *Summary) Print(w io.Writer) {
-	fmt.Fprintf(w, "%d seeds, %d failures, %.1f hours of simulated time, %d messages acknowledged, %v (median of a seed %v)\n",
-		s.Seeds, len(s.Failures), s.Simulated.Hours(), s.Acknowledged, s.Took.Round(time.Second), s.Median().Round(time.Millisecond))
+	fmt.Fprintf(w, "%d seeds, %d failures, %.1f hours of simulated time, %d messages acknowledged, %v\n",
+		s.Seeds, len(s.Failures), s.Simulated.Hours(), s.Acknowledged, s.Took.Round(time.Second))
+	fmt.Fprintf(w, "digest %016x, processor time of a seed: %v in the median, %v on average with garbage collection\n",
+		s.Digest, s.Median().Round(time.Millisecond), (s.CPU / time.Duration(max(s.Seeds, 1))).Round(time.Millisecond))
 	required := Required()
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "fault or situation\tin seeds\t\ttimes\n")

@@ -44,7 +44,7 @@ func TestSim_NothingAcknowledgedIsLost(t *testing.T) {
 func TestSim_ASeedIsReplayedExactly(t *testing.T) {
 	a, b := Run(Options{Seed: 77}), Run(Options{Seed: 77})
 	if a.Digest != b.Digest || a.Acknowledged != b.Acknowledged || a.Simulated != b.Simulated {
-		t.Errorf("two runs of a seed: %s, %d acknowledged, %v; and %s, %d, %v", a.Digest, a.Acknowledged, a.Simulated, b.Digest, b.Acknowledged, b.Simulated)
+		t.Errorf("two runs of a seed: %x, %d acknowledged, %v; and %x, %d, %v", a.Digest, a.Acknowledged, a.Simulated, b.Digest, b.Acknowledged, b.Simulated)
 	}
 }
 

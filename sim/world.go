@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -19,6 +18,8 @@ type world struct {
 	net    *network
 	trace  []string
 	failed string
+	// moments is a checksum of when anything happened.
+	moments uint64
 	// seen counts the faults and situations that occurred.
 	seen map[string]int
 }
@@ -30,33 +31,52 @@ type event struct {
 	do    func()
 }
 
+// eventHeap has the events with the next one first.
 type eventHeap []event
 
-func (h eventHeap) Len() int { return len(h) }
-func (h eventHeap) Less(i, j int) bool {
-	if h[i].at != h[j].at {
-		return h[i].at < h[j].at
+func (e *event) before(o *event) bool {
+	if e.at != o.at {
+		return e.at < o.at
 	}
-	return h[i].order < h[j].order
+	return e.order < o.order
 }
-func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 
-// Push implements heap.Interface.
-func (h *eventHeap) Push(v any) { *h = append(*h, v.(event)) }
+func (h *eventHeap) push(e event) {
+	list := append(*h, e)
+	*h = list
+	for i := len(list) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !list[i].before(&list[up]) {
+			return
+		}
+		list[i], list[up] = list[up], list[i]
+		i = up
+	}
+}
 
-// Pop implements heap.Interface.
-func (h *eventHeap) Pop() any {
-	old := *h
-	e := old[len(old)-1]
-	old[len(old)-1] = event{}
-	*h = old[:len(old)-1]
-	return e
+func (h *eventHeap) pop() event {
+	list := *h
+	first, end := list[0], len(list)-1
+	list[0], list[end] = list[end], event{}
+	list = list[:end]
+	*h = list
+	for i := 0; ; {
+		next := 2*i + 1
+		if next+1 < end && list[next+1].before(&list[next]) {
+			next++
+		}
+		if next >= end || !list[next].before(&list[i]) {
+			return first
+		}
+		list[i], list[next] = list[next], list[i]
+		i = next
+	}
 }
 
 // after has do called once that time has passed.
 func (w *world) after(d time.Duration, do func()) {
 	w.order++
-	heap.Push(&w.events, event{w.now + max(d, 0), w.order, do})
+	w.events.push(event{w.now + max(d, 0), w.order, do})
 }
 
 // maxTrace bounds the lines that are kept for a failure.
@@ -105,8 +125,9 @@ func (w *world) run(until time.Duration, stop func() bool) {
 			next = min(next, w.events[0].at)
 		}
 		w.now = max(w.now, next)
+		w.moment()
 		for len(w.events) > 0 && w.events[0].at <= w.now && w.failed == "" {
-			heap.Pop(&w.events).(event).do()
+			w.events.pop().do()
 		}
 		for _, h := range w.hosts {
 			if min(h.wakes, h.next) <= w.now {

@@ -118,7 +118,7 @@ func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
 	survivor := func(n *inode) *inode {
 		if copies[n] == nil {
 			k := newInode(n.id, n.dir)
-			k.durable, k.durableSize, k.reserved = maps.Clone(n.durable), n.durableSize, n.reserved
+			k.durable, k.durableSize, k.reserved = slices.Clone(n.durable), n.durableSize, n.reserved
 			copies[n] = k
 		}
 		return copies[n]
@@ -132,14 +132,14 @@ func (d *Disk) Crash(pick func(i int, it Item) Fate) *Disk {
 		}
 		switch it.Kind {
 		case Sector:
-			data := sectorOf(pagesOf(it.node.pages, it.page), it.sector, d.opts.SectorBytes)
+			data := sectorOf(it.node.pages.at(it.page), it.sector, d.opts.SectorBytes)
 			if fates[i] == Torn {
 				data = data[:len(data)/2]
 			}
 			k := survivor(it.node)
-			p := *pagesOf(k.durable, it.page)
+			p := *k.durable.at(it.page)
 			copy(p[it.Offset%pageBytes:], data)
-			k.durable[it.page] = &p
+			k.durable.set(it.page, &p)
 		case Size:
 			survivor(it.node).durableSize = it.node.size
 		case Name:
@@ -196,23 +196,17 @@ func (d *Disk) boot() {
 	for _, n := range d.kept {
 		n.links++
 		n.size = n.durableSize
-		for index, p := range n.durable {
-			if index*pageBytes >= n.size {
-				delete(n.durable, index)
-			} else if rest := n.size - index*pageBytes; rest < pageBytes {
-				cut := *p
-				clear(cut[rest:])
-				n.durable[index] = &cut
-			}
+		if pages := (n.size + pageBytes - 1) / pageBytes; pages < int64(len(n.durable)) {
+			n.durable = n.durable[:pages:pages]
 		}
-		n.pages = maps.Clone(n.durable)
+		if rest := n.size % pageBytes; rest != 0 && n.durable.written(n.size/pageBytes) != nil {
+			cut := *n.durable[n.size/pageBytes]
+			clear(cut[rest:])
+			n.durable[n.size/pageBytes] = &cut
+		}
+		n.pages = slices.Clone(n.durable)
 		n.reserved = min(n.reserved, n.size)
-		n.blocks = (n.reserved + pageBytes - 1) / pageBytes
-		for index := range n.pages {
-			if index*pageBytes >= n.reserved {
-				n.blocks++
-			}
-		}
+		n.countBlocks()
 		if n.links == 1 {
 			d.used += n.blocks * pageBytes
 		}
@@ -229,7 +223,7 @@ func (d *Disk) Clone() *Disk {
 	twin := func(n *inode) *inode {
 		if copies[n] == nil {
 			k := *n
-			k.pages, k.durable, k.dirty = maps.Clone(n.pages), maps.Clone(n.durable), map[int64]*dirtyPage{}
+			k.pages, k.durable, k.dirty = slices.Clone(n.pages), slices.Clone(n.durable), map[int64]*dirtyPage{}
 			for index, d := range n.dirty {
 				if d.set != 0 {
 					k.dirty[index] = &dirtyPage{set: d.set, lost: d.lost}

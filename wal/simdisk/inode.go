@@ -3,9 +3,10 @@ package simdisk
 import (
 	"bytes"
 	"math/bits"
+	"sync"
 )
 
-// page is immutable once it is in a map: a write replaces it. Copies of a disk, and both versions of a file, share pages.
+// page is immutable once it is in a table: a write replaces it. Copies of a disk, and both versions of a file, share pages.
 type page [pageBytes]byte
 
 var zeroPage page
@@ -22,7 +23,7 @@ type inode struct {
 	id  uint64
 	dir bool
 
-	pages, durable    map[int64]*page
+	pages, durable    pageTable
 	size, durableSize int64
 	// dirty has the pages that may differ between the two.
 	dirty map[int64]*dirtyPage
@@ -44,14 +45,33 @@ type dirtyPage struct {
 }
 
 func newInode(id uint64, dir bool) *inode {
-	return &inode{id: id, dir: dir, pages: map[int64]*page{}, durable: map[int64]*page{}, dirty: map[int64]*dirtyPage{}}
+	return &inode{id: id, dir: dir, dirty: map[int64]*dirtyPage{}}
 }
 
-func pagesOf(m map[int64]*page, i int64) *page {
-	if p := m[i]; p != nil {
+// pageTable has the pages of a file by their index; one that was never written is nil or beyond the end.
+type pageTable []*page
+
+// at returns the content of a page.
+func (t pageTable) at(i int64) *page {
+	if p := t.written(i); p != nil {
 		return p
 	}
 	return &zeroPage
+}
+
+// written returns a page, nil if it was never written.
+func (t pageTable) written(i int64) *page {
+	if i < int64(len(t)) {
+		return t[i]
+	}
+	return nil
+}
+
+func (t *pageTable) set(i int64, p *page) {
+	if missing := i + 1 - int64(len(*t)); missing > 0 {
+		*t = append(*t, make(pageTable, missing)...)
+	}
+	(*t)[i] = p
 }
 
 // read fills b from off and returns how much there is before the file's end.
@@ -62,7 +82,7 @@ func (n *inode) read(off int64, b []byte) int {
 	b = b[:min(int64(len(b)), n.size-off)]
 	for done := 0; done < len(b); {
 		at := off + int64(done)
-		done += copy(b[done:], pagesOf(n.pages, at/pageBytes)[at%pageBytes:])
+		done += copy(b[done:], n.pages.at(at / pageBytes)[at%pageBytes:])
 	}
 	return len(b)
 }
@@ -71,7 +91,7 @@ func (n *inode) read(off int64, b []byte) int {
 func (n *inode) grows(off, length int64) int64 {
 	var blocks int64
 	for p := max(off, n.reserved) / pageBytes; p*pageBytes < off+length; p++ {
-		if n.pages[p] == nil && p*pageBytes >= n.reserved {
+		if p*pageBytes >= n.reserved && n.pages.written(p) == nil {
 			blocks++
 		}
 	}
@@ -94,15 +114,15 @@ func (n *inode) write(off int64, b []byte, sectorBytes int) int64 {
 }
 
 func (n *inode) writePage(index int64, from int, b []byte, sectorBytes int) {
-	if len(b) == pageBytes && bytes.Equal(b, zeroPage[:]) {
-		n.pages[index] = &zeroPage
-	} else {
-		p := new(page)
-		if len(b) < pageBytes {
-			*p = *pagesOf(n.pages, index)
-		}
+	switch {
+	case len(b) < pageBytes:
+		p := *n.pages.at(index)
 		copy(p[from:], b)
-		n.pages[index] = p
+		n.pages.set(index, &p)
+	case bytes.Equal(b, zeroPage[:]):
+		n.pages.set(index, &zeroPage)
+	default:
+		n.pages.set(index, (*page)(bytes.Clone(b)))
 	}
 	n.touch(index, sectors(from, len(b), sectorBytes), sectorBytes)
 }
@@ -122,15 +142,24 @@ func (s sectorSet) all(yield func(sector int) bool) {
 	}
 }
 
+// spareDirty keeps those that nobody has any more: nearly every write needs one, for as long as it is at the device. In all
+// of them nothing is set.
+var spareDirty = sync.Pool{New: func() any { return new(dirtyPage) }}
+
+func (n *inode) makeDirty(index int64) *dirtyPage {
+	d := spareDirty.Get().(*dirtyPage)
+	n.dirty[index] = d
+	return d
+}
+
 // touch marks sectors as not durable where their contents differ from the device's, or a write of them is at the device.
 func (n *inode) touch(index int64, set sectorSet, sectorBytes int) {
-	d, p, q := n.dirty[index], pagesOf(n.pages, index), pagesOf(n.durable, index)
+	d, p, q := n.dirty[index], n.pages.at(index), n.durable.at(index)
 	if d == nil && p == q {
 		return
 	}
 	if d == nil {
-		d = &dirtyPage{}
-		n.dirty[index] = d
+		d = n.makeDirty(index)
 	}
 	d.lost &^= set
 	d.set |= set
@@ -139,7 +168,7 @@ func (n *inode) touch(index int64, set sectorSet, sectorBytes int) {
 
 // clean takes sectors out of those that aren't durable where they are the same on the device and no write is there.
 func (n *inode) clean(index int64, d *dirtyPage, set sectorSet, sectorBytes int) {
-	p, q := pagesOf(n.pages, index), pagesOf(n.durable, index)
+	p, q := n.pages.at(index), n.durable.at(index)
 	if set &= d.set &^ d.flying; p == q {
 		d.set &^= set
 	} else {
@@ -152,6 +181,7 @@ func (n *inode) clean(index int64, d *dirtyPage, set sectorSet, sectorBytes int)
 	d.lost &= d.set
 	if d.set == 0 && d.flying == 0 {
 		delete(n.dirty, index)
+		spareDirty.Put(d)
 	}
 }
 
@@ -173,8 +203,7 @@ func (n *inode) takeOff(off int64, length, sectorBytes int) {
 	eachPage(off, length, sectorBytes, func(index int64, set sectorSet) {
 		d := n.dirty[index]
 		if d == nil {
-			d = &dirtyPage{}
-			n.dirty[index] = d
+			d = n.makeDirty(index)
 		}
 		d.flying |= set
 		for s := range set.all {
@@ -198,14 +227,14 @@ func (n *inode) land(off int64, length, sectorBytes int) {
 // setDurable puts sectors of a page on the device, as they are in p.
 func (n *inode) setDurable(index int64, p *page, set sectorSet, sectorBytes int) {
 	d := n.dirty[index]
-	if d != nil && d.set&^set == 0 && p == pagesOf(n.pages, index) {
-		n.durable[index] = p // nothing else of the page differs
+	if d != nil && d.set&^set == 0 && p == n.pages.at(index) {
+		n.durable.set(index, p) // nothing else of the page differs
 	} else {
-		q := *pagesOf(n.durable, index)
+		q := *n.durable.at(index)
 		for s := range set.all {
 			copy(sectorOf(&q, s, sectorBytes), sectorOf(p, s, sectorBytes))
 		}
-		n.durable[index] = &q
+		n.durable.set(index, &q)
 	}
 	if d != nil {
 		n.clean(index, d, set, sectorBytes)
@@ -216,7 +245,7 @@ func (n *inode) setDurable(index int64, p *page, set sectorSet, sectorBytes int)
 func (n *inode) persist(off int64, length, sectorBytes int) {
 	eachPage(off, length, sectorBytes, func(index int64, set sectorSet) {
 		if d := n.dirty[index]; d != nil && d.set&set != 0 {
-			n.setDurable(index, pagesOf(n.pages, index), d.set&set, sectorBytes)
+			n.setDurable(index, n.pages.at(index), d.set&set, sectorBytes)
 		}
 	})
 	n.durableSize = max(n.durableSize, min(off+int64(length), n.size))
@@ -234,7 +263,7 @@ func (n *inode) snapshot() []covered {
 	var c []covered
 	for index, d := range n.dirty {
 		if set := d.set &^ d.lost &^ d.flying; set != 0 {
-			c = append(c, covered{index, pagesOf(n.pages, index), set})
+			c = append(c, covered{index, n.pages.at(index), set})
 		}
 	}
 	return c
@@ -270,26 +299,31 @@ func (n *inode) allocate(off, size int64) int64 {
 func (n *inode) truncate(size int64, sectorBytes int) int64 {
 	before := n.blocks
 	if size < n.size {
-		for index := range n.pages {
-			if index*pageBytes >= size {
-				delete(n.pages, index)
+		for index := (size + pageBytes - 1) / pageBytes; index < int64(len(n.pages)); index++ {
+			if n.pages[index] != nil {
+				n.pages[index] = nil
 				n.touch(index, sectors(0, pageBytes, sectorBytes), sectorBytes)
 			}
 		}
-		if rest := size % pageBytes; rest != 0 && n.pages[size/pageBytes] != nil {
+		if rest := size % pageBytes; rest != 0 && n.pages.written(size/pageBytes) != nil {
 			p := *n.pages[size/pageBytes]
 			clear(p[rest:])
 			n.pages[size/pageBytes] = &p
 			n.touch(size/pageBytes, sectors(int(rest), int(pageBytes-rest), sectorBytes), sectorBytes)
 		}
 		n.reserved = min(n.reserved, (size+pageBytes-1)&^(pageBytes-1))
-		n.blocks = n.reserved / pageBytes
-		for index := range n.pages {
-			if index*pageBytes >= n.reserved {
-				n.blocks++
-			}
-		}
+		n.countBlocks()
 	}
 	n.size = size
 	return (n.blocks - before) * pageBytes
+}
+
+// countBlocks counts the blocks that are reserved or written.
+func (n *inode) countBlocks() {
+	n.blocks = (n.reserved + pageBytes - 1) / pageBytes
+	for index := n.blocks; index < int64(len(n.pages)); index++ {
+		if n.pages[index] != nil {
+			n.blocks++
+		}
+	}
 }

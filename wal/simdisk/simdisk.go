@@ -33,7 +33,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io/fs"
 	"math/rand/v2"
 	"path"
@@ -82,7 +81,6 @@ type Options struct {
 // Queue each. All methods may be called from any goroutine; Done runs on the one that polls.
 type Disk struct {
 	opts Options
-	seed maphash.Seed
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -120,7 +118,7 @@ func New(opts Options) *Disk {
 		panic(fmt.Sprintf("simdisk: sector size %d does not divide %d", opts.SectorBytes, pageBytes))
 	}
 	d := &Disk{
-		opts: opts, seed: maphash.MakeSeed(), rng: rand.New(rand.NewPCG(opts.Seed, 0)),
+		opts: opts, rng: rand.New(rand.NewPCG(opts.Seed, 0)),
 		names: map[string]*inode{}, kept: map[string]*inode{}, files: map[int]*handle{}, nextFD: 3,
 	}
 	d.queue.d = d
@@ -143,8 +141,10 @@ type flight struct {
 	seq  uint64
 	file *handle
 	err  error
-	// sum is the checksum of a write's buffer when it was submitted.
-	sum uint64
+	// wrote are the pages that a write has put into its file, from the one it begins in: what its buffer held when it was
+	// submitted.
+	wrote []*page
+	one   [1]*page // room for it
 	// A Sync covers these sectors and this length.
 	covers []covered
 	size   int64
@@ -356,8 +356,11 @@ func (f *flight) startWrite(d *Disk) {
 		f.err = syscall.ENOSPC
 		return
 	}
-	f.sum = maphash.Bytes(d.seed, op.Buf)
 	d.used += n.write(op.Off, op.Buf, d.opts.SectorBytes)
+	if len(op.Buf) > 0 {
+		first, last := op.Off/pageBytes, (op.Off+int64(len(op.Buf))-1)/pageBytes
+		f.wrote = append(f.one[:0], n.pages[first:last+1]...)
+	}
 	n.takeOff(op.Off, len(op.Buf), d.opts.SectorBytes)
 }
 
@@ -379,11 +382,9 @@ func (h *handle) check(op *ring.Op) error {
 // finish completes an operation.
 func (f *flight) finish(d *Disk) {
 	op := f.op
-	if f.sum != 0 {
+	if f.wrote != nil {
 		f.file.node.land(op.Off, len(op.Buf), d.opts.SectorBytes)
-		if maphash.Bytes(d.seed, op.Buf) != f.sum {
-			panic("simdisk: the buffer of a write was changed while the write was in flight")
-		}
+		f.checkBuffer()
 	}
 	err := f.err
 	if err == nil && f.fault != nil && f.fault.Err != nil {
@@ -401,6 +402,18 @@ func (f *flight) finish(d *Disk) {
 			p = f.file.path
 		}
 		op.Err = &fs.PathError{Op: fmt.Sprintf("disk operation %d", op.Kind), Path: p, Err: err}
+	}
+}
+
+// checkBuffer panics where the buffer of a write was changed while the write was in flight.
+func (f *flight) checkBuffer() {
+	b, from := f.op.Buf, f.op.Off%pageBytes
+	for _, p := range f.wrote {
+		part := min(int64(len(b)), pageBytes-from)
+		if !bytes.Equal(b[:part], p[from:from+part]) {
+			panic("simdisk: the buffer of a write was changed while the write was in flight")
+		}
+		b, from = b[part:], 0
 	}
 }
 
@@ -545,13 +558,15 @@ func (d *Disk) Damage(p string, off int64, mask byte) {
 		panic(fmt.Sprintf("simdisk: Damage of a byte that doesn't exist: %s at %d", p, off))
 	}
 	index := off / pageBytes
-	seen, kept := *pagesOf(n.pages, index), *pagesOf(n.durable, index)
-	same := n.pages[index] == n.durable[index]
+	seen, kept := *n.pages.at(index), *n.durable.at(index)
+	same := n.pages.at(index) == n.durable.at(index)
 	seen[off%pageBytes] ^= mask
 	kept[off%pageBytes] ^= mask
-	n.pages[index], n.durable[index] = &seen, &kept
+	n.pages.set(index, &seen)
 	if same {
-		n.durable[index] = &seen
+		n.durable.set(index, &seen)
+	} else {
+		n.durable.set(index, &kept)
 	}
 }
 

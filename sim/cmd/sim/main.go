@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"runtime/pprof"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -29,6 +30,7 @@ func main() {
 	trace := flags.Bool("trace", true, "print what a failed run went through")
 	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
 	mutants := flags.Bool("mutants", false, "have the runs find deliberate faults, those named by the arguments or all (needs the build tag mutants)")
+	profile := flags.String("cpuprofile", "", "write a profile of the processor time to this file")
 	_ = flags.Parse(os.Args[1:])
 
 	// Runs make much garbage and keep little.
@@ -43,6 +45,16 @@ func main() {
 		}
 		return
 	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err == nil {
+			err = pprof.StartCPUProfile(f)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "sim: no profile:", err)
+			os.Exit(2)
+		}
+	}
 	last := time.Now()
 	o.Progress = func(s *sim.Summary) {
 		if time.Since(last) < progressEvery {
@@ -52,6 +64,7 @@ func main() {
 		fmt.Fprintf(os.Stdout, "%d of %d seeds, %d failures, %.1f hours simulated, %v\n", s.Seeds, o.Count, len(s.Failures), s.Simulated.Hours(), s.Took.Round(time.Second))
 	}
 	s := sim.RunMany(o)
+	pprof.StopCPUProfile()
 	s.Print(os.Stdout)
 	for _, f := range s.Failures {
 		fmt.Fprintf(os.Stdout, "\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d go test -v -run Lost ./sim\n", f.Seed, f.Failure, f.Seed)
