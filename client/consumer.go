@@ -172,8 +172,8 @@ func (k *Consumer) Partitions() []uint16 {
 	return ids
 }
 
-// Err returns why the consumer ended by itself: the topic was deleted, or the broker does not accept this client any
-// more. It is nil while the consumer works, and after Close.
+// Err returns why the consumer ended by itself: the topic or the group was deleted (ErrUnknownTopic, ErrUnknownGroup), or the
+// broker does not accept this client any more. It is nil while the consumer works, and after Close.
 func (k *Consumer) Err() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

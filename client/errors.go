@@ -19,6 +19,7 @@ const (
 	ErrAuthFailed          = protocol.CodeAuthFailed
 	ErrBackpressure        = protocol.CodeBackpressure
 	ErrReadOnly            = protocol.CodeReadOnlyDegraded
+	ErrUnknownGroup        = protocol.CodeUnknownGroup
 	ErrGroupMemberLimit    = protocol.CodeGroupMemberLimit
 	ErrUnknownDelivery     = protocol.CodeUnknownDelivery
 )

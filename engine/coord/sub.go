@@ -69,7 +69,11 @@ func (c *Coordinator) subscribe(r *Request, m *protocol.Sub) error {
 	return nil
 }
 
-var errNobodyToRejoin = fmt.Errorf("there is no such member or group to rejoin: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+var (
+	errNobodyToRejoin = fmt.Errorf("REJOIN needs a member's id: SUB without REJOIN: %w", protocol.CodeUnknownMember)
+	// A member whose group was deleted while it had no connection is told so like all others, lest it make the group anew.
+	errNoGroupToRejoin = fmt.Errorf("the group was deleted: SUB without REJOIN makes a new one: %w", protocol.CodeUnknownGroup)
+)
 
 // liveTopic checks that a topic is there to subscribe to.
 func (c *Coordinator) liveTopic(id uint16) error {
@@ -127,7 +131,7 @@ func (c *Coordinator) enroll(s *subscription, w *groupWish) error {
 	g := c.meta.GroupByName(key.name, key.topic)
 	switch {
 	case g == nil && s.rejoin != 0:
-		return errNobodyToRejoin
+		return errNoGroupToRejoin
 	case g == nil:
 		return c.createGroup(key, w, again)
 	}

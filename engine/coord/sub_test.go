@@ -68,7 +68,8 @@ func TestSub_Refusals(t *testing.T) {
 	b.want("broadcast settings that make no sense", b.do(c, with(func(m *protocol.Sub) {
 		m.Flags, m.Settings = protocol.SubFlagBroadcast|protocol.SubFlagSettings, []byte(`{"ordered":true}`)
 	})), "ERR 0x2002")
-	b.want("rejoin of nobody", b.do(c, with(func(m *protocol.Sub) { m.Flags, m.MemberID = protocol.SubFlagRejoin, 5 })), "ERR 0x0026")
+	b.want("rejoin of nobody", b.do(c, with(func(m *protocol.Sub) { m.Flags, m.MemberID = protocol.SubFlagRejoin, 0 })), "ERR 0x0026")
+	b.want("rejoin of a group that is gone", b.do(c, with(func(m *protocol.Sub) { m.Flags, m.MemberID = protocol.SubFlagRejoin, 5 })), "ERR 0x2005")
 	for what, frame := range map[string][]byte{
 		"a partition":  with(func(m *protocol.Sub) { m.Partition = 0 }),
 		"a bad group":  with(func(m *protocol.Sub) { m.Group = []byte("g g") }),

@@ -60,7 +60,7 @@ func (f *Failover) Run(ctx context.Context) (*FailoverReport, error) {
 			return nil, errors.Join(fmt.Errorf("round %d: %w", round, err), l.end(ctx), c.Crashed())
 		}
 	}
-	if err := errors.Join(l.Finish(ctx, nothingLeft(ctx, c, o.Topic)), c.Crashed()); err != nil {
+	if err := errors.Join(l.Finish(ctx, nothingLeft(ctx, c, o.Topic)), c.CheckSums(), c.Crashed()); err != nil {
 		return nil, err
 	}
 	report.Published, report.Deliveries = l.Answered(), l.Acked()

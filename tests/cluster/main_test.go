@@ -65,7 +65,7 @@ func start(t *testing.T, o harness.ClusterOptions) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.Close)
+	t.Cleanup(func() { c.EndScenario(t) })
 	r := &rig{c, t}
 	r.do("start", c.Start)
 	return r

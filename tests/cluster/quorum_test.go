@@ -319,31 +319,3 @@ func TestStoppingLeader_HandsOverBeforeItsLeaseEnds(t *testing.T) {
 	}
 	r.publish(c, "t", "after", 20, 100)
 }
-
-func TestRollingRestart_UnderLoadLosesNothing(t *testing.T) {
-	r := start(t, harness.ClusterOptions{Config: small})
-	o := DefaultLoad
-	o.Addrs, o.Topic = r.Addrs(), "load"
-	l, err := StartLoad(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	last := r.leader()
-	for _, i := range append(others(last), last) {
-		if err := l.AwaitMore(t.Context(), 100); err != nil {
-			t.Fatal(err)
-		}
-		r.stop(i)
-		r.launch(i)
-		r.healthy()
-	}
-	if err := l.AwaitMore(t.Context(), 100); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Finish(t.Context(), nothingLeft(t.Context(), r.Cluster, o.Topic)); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Crashed(); err != nil {
-		t.Error(err)
-	}
-}

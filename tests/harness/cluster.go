@@ -228,6 +228,37 @@ func (c *Cluster) Crashed() error {
 	return errors.Join(errs...)
 }
 
+// CheckSums is Daemon.CheckSums for the node that leads. It is nil where none does, or leads no more when it is asked again.
+func (c *Cluster) CheckSums() error {
+	for i, d := range c.nodes {
+		if d == nil {
+			continue
+		}
+		ok, before, err := d.Health()
+		if err != nil || !Leads(ok, before) {
+			continue
+		}
+		_, err = d.CheckSums()
+		if ok, now, healthErr := d.Health(); err != nil && healthErr == nil && ok && now == before {
+			return fmt.Errorf("node %d, %s: %w", i, now, err)
+		}
+	}
+	return nil
+}
+
+// EndScenario is for the end of a test: the groups' numbers must add up (see Daemon.CheckSums) on the node that leads, if one
+// does. Then all are killed.
+func (c *Cluster) EndScenario(t Failer) {
+	t.Helper()
+	defer c.Close()
+	if t.Failed() {
+		return
+	}
+	if err := c.CheckSums(); err != nil {
+		t.Errorf("at the end of the test: %v", err)
+	}
+}
+
 // Close kills what runs.
 func (c *Cluster) Close() {
 	for _, d := range c.nodes {
