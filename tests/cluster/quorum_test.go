@@ -196,6 +196,9 @@ func TestStoppedLeader_AcknowledgesNothingAndFollows(t *testing.T) {
 	})
 }
 
+// defaultLease is that of brokers whose configuration has none.
+const defaultLease = time.Second
+
 // takeOver has leaders stop, one after the other, until node i leads.
 func (r *rig) takeOver(i int) {
 	r.t.Helper()
@@ -204,6 +207,9 @@ func (r *rig) takeOver(i int) {
 		if leader == i {
 			return
 		}
+		// A node that has just started helps nobody to leadership before the lease has run out that it may have granted before,
+		// and is itself the first afterwards.
+		time.Sleep(defaultLease + 200*time.Millisecond)
 		r.stop(leader)
 		r.leader(others(leader)...)
 		r.launch(leader)
