@@ -98,8 +98,8 @@ sim-mutants: ## deliberate faults in the broker, each of which the simulators ha
 
 model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [MODEL_SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(MODEL_SEEDS),1000) -first $(or $(FIRST),0)
-	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(MODEL_SEEDS),1000)
-	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(MODEL_SEEDS),1000)
+	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(MODEL_SEEDS),1000) -model.first $(or $(FIRST),0)
+	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(MODEL_SEEDS),1000) -letters.first $(or $(FIRST),0)
 	MORTARMQ_FULL_TESTS=1 go test -count=1 -timeout 0 ./wal
 
 BENCH := go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard

@@ -16,6 +16,7 @@ import (
 var (
 	letterSeeds = flag.Int("letters.seeds", 1000, "number of seeds of the random test of ledger and dead letters")
 	letterSteps = flag.Int("letters.steps", 1000, "steps per seed")
+	letterFirst = flag.Int("letters.first", 0, "seeds to leave out before the first one")
 	letterSeed  = flag.Uint64("letters.seed", 0, "run this seed only")
 )
 
@@ -348,7 +349,7 @@ func TestLetters_RandomLivesEndWithEachMessageAcknowledgedOrInOneLetter(t *testi
 		n /= 20
 	}
 	for seed := range n {
-		newLetterRun(t, uint64(seed)+1).run(*letterSteps)
+		newLetterRun(t, uint64(*letterFirst+seed)+1).run(*letterSteps)
 	}
 }
 

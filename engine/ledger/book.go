@@ -236,10 +236,19 @@ func (b *Book) Tick(now time.Duration, fx *Effects) time.Duration {
 		c.expire(now)
 		c.offerRetries(now, fx)
 	}
-	if len(b.timers) == 0 {
+	// Those that were offered room before may have left it: nobody reads them at present, say.
+	b.room.offer(fx)
+	next := never
+	if len(b.timers) > 0 {
+		next = b.timers[0].wake
+	}
+	if b.room.wanted() {
+		next = min(next, now+quantum)
+	}
+	if next == never {
 		return -1
 	}
-	return b.timers[0].wake
+	return next
 }
 
 // Restore ends recovery: deliveries that were in flight are available again, retries wait for what remains of their

@@ -13,6 +13,7 @@ import (
 var (
 	modelSeeds = flag.Int("model.seeds", 1000, "number of seeds of the model test")
 	modelSteps = flag.Int("model.steps", 1000, "steps per seed of the model test")
+	modelFirst = flag.Int("model.first", 0, "seeds to leave out before the first one of the model test")
 	modelSeed  = flag.Uint64("model.seed", 0, "run this seed only")
 )
 
@@ -668,7 +669,7 @@ func TestLedger_RandomRunsAgreeWithTheOracle(t *testing.T) {
 		n /= 10
 	}
 	for seed := range n {
-		newWorld(t, uint64(seed)+1).run(*modelSteps)
+		newWorld(t, uint64(*modelFirst+seed)+1).run(*modelSteps)
 	}
 }
 

@@ -32,9 +32,12 @@ func (r *Room) wait(c *Cursor) {
 	}
 }
 
+// wanted tells whether there is room that cursors wait for: more of them wait than could be offered it at once.
+func (r *Room) wanted() bool { return len(r.waiting) > 0 && !r.full() }
+
 // offer reports as many of the waiting cursors as there is room for.
 func (r *Room) offer(fx *Effects) {
-	if len(r.waiting) == 0 || r.full() {
+	if !r.wanted() {
 		return
 	}
 	n := min(len(r.waiting), r.most-r.open)

@@ -154,3 +154,21 @@ func BenchmarkBook_ForgetAllCursors(b *testing.B) {
 		})
 	}
 }
+
+// Room that was offered to a cursor nobody reads any more goes to the next one.
+func TestRoom_WhatIsNotTakenIsOfferedToTheNext(t *testing.T) {
+	h := newHall(t, 3, 100)
+	a, b, c := h.cursors[0], h.cursors[1], h.cursors[2]
+	h.fill(a)
+	h.fill(b)
+	h.fill(c)
+	b.Disown(owner.Epoch)   // it waits before c
+	h.ack(a, 2*openShare+2) // room for two: a and b have waited longest
+	if !slices.Contains(h.fx.Ready, b) || slices.Contains(h.fx.Ready, c) {
+		t.Fatalf("ready are %v, want those that have waited longest", h.fx.Ready)
+	}
+	h.fx.Reset()
+	if h.book.Tick(0, &h.fx); !slices.Contains(h.fx.Ready, c) || h.fill(c) == 0 {
+		t.Fatalf("ready are %v, want the next one", h.fx.Ready)
+	}
+}
