@@ -100,12 +100,14 @@ type Node struct {
 	catchings map[int]*catching
 	supplies  []*supply
 	floors    map[int]replica.Point
-	// repairs are the logs with damaged files, lastOf is where the logs ended when the machine last heard of them.
+	// hurt are the logs with damaged files, repairs those of which they are made again; lastOf is where the logs ended when the machine last heard of them.
+	hurt      map[int]bool
 	repairs   map[int]bool
 	lastOf    map[int]replica.Point
 	afterOpen []func()
 	lastFetch uint32
 	stalled   bool
+	broken    bool // the disk has failed, for as long as this process lives
 	// slowDisks were reported and are not as fast as the others again; disksSeen is when that was looked at.
 	slowDisks map[slowDisk]bool
 	disksSeen time.Duration
@@ -128,7 +130,8 @@ type NodeStatus struct {
 	Cluster                replica.ClusterID
 	Serving                bool
 	Reopening              bool
-	// Failed says that the engine could not be opened: this node takes no part until it is restarted.
+	// Failed says that the engine could not be opened, or that the disk has failed: this node neither leads nor votes until it
+	// is restarted.
 	Failed bool
 }
 
@@ -205,7 +208,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[int]*fetch{},
 		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
-		repairs: map[int]bool{}, lastOf: map[int]replica.Point{}, slowDisks: map[slowDisk]bool{},
+		hurt: map[int]bool{}, repairs: map[int]bool{}, lastOf: map[int]replica.Point{}, slowDisks: map[slowDisk]bool{},
 	}
 	for _, info := range o.Nodes {
 		n.ids = append(n.ids, info.ID)
@@ -414,15 +417,33 @@ func (n *Node) suspect(reason error) error {
 	return <-saved
 }
 
-// damaged takes note of files of a log that turned out to be damaged: this node counts for nothing until the log was caught
-// up with them made anew.
+// damaged takes note of files of a log that turned out to be damaged. What is damaged of it isn't served any more.
 func (n *Node) damaged(log int) {
-	if n.repairs[log] {
+	if n.repairs[log] || n.hurt[log] {
 		return
 	}
-	n.repairs[log] = true
-	n.log.Error("files of this node are damaged: they are made again from the leader", "log", log)
-	n.machine.Damaged(n.now())
+	n.hurt[log] = true
+	if n.machine.Needed() {
+		n.log.Error("files of this node are damaged, and another node is not there to take over: it goes on leading without them", "log", log)
+	}
+	n.giveWay()
+}
+
+// giveWay has this node count for nothing until logs with damaged files were caught up with them made anew. A leader that the
+// cluster can't do without waits with that: what is damaged of it may be damaged on the others, too, or they may be gone.
+func (n *Node) giveWay() {
+	if n.machine.Needed() {
+		return
+	}
+	for log := range int(n.machine.State().Logs) {
+		if !n.hurt[log] {
+			continue
+		}
+		delete(n.hurt, log)
+		n.repairs[log] = true
+		n.log.Error("files of this node are damaged: they are made again from the leader", "log", log)
+		n.machine.Damaged(n.now())
+	}
 }
 
 // repair begins to make damaged files again once there is a leader to get them from.
@@ -523,6 +544,9 @@ func (n *Node) look() {
 		}
 		stalled = stalled || since != 0 && e.now()-since > stallAfter
 	}
+	if len(n.hurt) > 0 {
+		n.giveWay()
+	}
 	if len(n.repairs) > 0 {
 		n.repair(e)
 	}
@@ -576,6 +600,7 @@ func (n *Node) handle(ev *nodeEvent) {
 	case nodeBulk:
 		n.bulk(ev)
 	case nodeFailed:
+		n.broken = true
 		n.log.Error("this node's disk failed: it neither leads nor votes until it is restarted", "err", ev.err)
 		n.machine.DiskFailed(now)
 	case nodeDo:
@@ -701,6 +726,10 @@ func (n *Node) fencedAll() {
 		// It led before. What it knows beyond what is committed is worth nothing any more. What the machine wants of the logs now
 		// is for the engine that is opened anew: this one would forget whom it follows.
 		n.engine.Load().coord.Depose(notLeading(n.leader.Load()).text)
+		if n.broken {
+			n.led = 0 // its disk has failed: a restart reads everything again, and until then it says so
+			return
+		}
 		n.reopen(len(n.fencing.ends))
 	}
 }
@@ -881,7 +910,7 @@ func (n *Node) publish() {
 	leader, epoch := n.machine.Leader()
 	st := NodeStatus{
 		Epoch: epoch, Role: n.machine.Role(), Standing: n.machine.Standing(),
-		Cluster: n.machine.State().Cluster, Serving: n.serving.Load() != nil && n.machine.Serving(n.now()), Reopening: n.reopening, Failed: n.err != nil,
+		Cluster: n.machine.State().Cluster, Serving: n.serving.Load() != nil && n.machine.Serving(n.now()), Reopening: n.reopening, Failed: n.broken || n.err != nil,
 		Quorum: n.status.Load().Quorum,
 	}
 	if h := n.nodes[leader]; h != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
+	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
 
@@ -213,4 +214,95 @@ func (c *trio) tellsTheSame(what string, id replica.NodeID) {
 		want := ends(c.leader())
 		return len(want) > 1 && slices.Equal(ends(id), want)
 	})
+}
+
+// coldTrio is a trio whose nodes keep little in memory, with messages that are in segments on all nodes.
+func coldTrio(t *testing.T, messages int) (*trio, uint16) {
+	t.Helper()
+	c := newTrio(t, func(o *NodeOptions) { o.Engine.TailBytes = 1 << 20 })
+	topic := c.declare("orders", 1).TopicID
+	c.commitAll(topic, 1, messages, 1000)
+	for id := range c.nodes {
+		c.tellsTheSame("before", id)
+	}
+	c.eventually("everything is in segments", func() bool {
+		for _, n := range c.nodes {
+			for _, s := range n.Engine().shards {
+				if s.store.pending.Load() > 0 {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	return c, topic
+}
+
+// hurtRecord flips a bit of a record's value in a node's first segment of a topic.
+func (c *trio) hurtRecord(id replica.NodeID, topic uint16) {
+	c.t.Helper()
+	files, err := filepath.Glob(filepath.Join(c.dirs[id], "topics", fmt.Sprint(topic), "0", "*.mqs"))
+	if err != nil || len(files) == 0 {
+		c.t.Fatalf("node %d has no segment of topic %d: %v", id, topic, err)
+	}
+	damage(c.t, files[0], func([]byte) int { return 4096 + 20_000 })
+}
+
+// A record rots in a segment of the leader while it serves: whoever reads it gets the right one, as another node leads; the
+// damaged node counts for nothing until it has the partition again.
+func TestNode_ARecordThatRotsIsServedByAnotherNodeAndRepaired(t *testing.T) {
+	t.Parallel()
+	const messages = 3000
+	c, topic := coldTrio(t, messages)
+	hurt := c.leader()
+	c.hurtRecord(hurt, topic)
+	attempt := 0
+	c.eventually("a group gets everything", func() bool {
+		attempt++ // with a group of its own: the next leader waits for the members of the one before
+		return c.acknowledged(fmt.Sprint("g", attempt), topic, messages)
+	})
+	c.eventually("the damaged node counts again", func() bool {
+		reports, err := filepath.Glob(filepath.Join(c.dirs[hurt], "topics", fmt.Sprint(topic), "0", "quarantine-*"))
+		return err == nil && len(reports) == 0 && c.nodes[hurt].Status().Standing == replica.Voter
+	})
+	c.tellsTheSame("afterwards", hurt)
+	c.takeOver(hurt)
+	c.eventually("a new group gets everything from it", func() bool { return c.acknowledged("h", topic, messages) })
+}
+
+// The same record rots on all nodes: its partition is an error, nothing of it is skipped and no sequence given out again, and all
+// else is served. When the topic is deleted all nodes count again.
+func TestNode_ARecordThatRotsEverywhereIsAnError(t *testing.T) {
+	t.Parallel()
+	const messages = 3000
+	c, topic := coldTrio(t, messages)
+	other := c.declare("others", 1).TopicID
+	c.commitAll(other, 1, 10, 100)
+	for id := range c.nodes {
+		c.hurtRecord(id, topic)
+	}
+	read := make(chan struct{})
+	go func() { // which finds it, on one node after the other
+		defer close(read)
+		c.acknowledged("g", topic, messages)
+		c.acknowledged("h", topic, messages)
+	}()
+	c.eventually("publishes to the damaged partition are refused with 0x000A", func() bool {
+		res, err := newNodePeer(t, c.nodes[c.leader()]).publish(protocol.Pub{TopicID: topic, Value: []byte("x")})
+		if err == nil && res.Sequence <= messages {
+			t.Fatalf("sequence %d was given out again", res.Sequence)
+		}
+		return code(err) == protocol.CodeInternal
+	})
+	c.commitAll(other, 11, 100, 100)
+	c.eventually("a group gets everything else", func() bool { return c.acknowledged("k", other, 100) })
+	c.eventually("the topic is deleted", func() bool {
+		d := protocol.Declare{Topic: []byte("orders"), Flags: protocol.DeclareFlagDelete}
+		_, err := newNodePeer(t, c.nodes[c.leader()]).ask(protocol.OpDeclare, d.AppendFrame(nil))
+		return err == nil
+	})
+	<-read
+	for id := range c.nodes {
+		c.tellsTheSame("without the topic", id)
+	}
 }

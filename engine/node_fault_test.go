@@ -1,10 +1,14 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
@@ -199,8 +203,8 @@ func TestNode_StartsWithAFullDiskAndServesReading(t *testing.T) {
 	c.waitStanding(full, replica.Voter)
 	c.takeOver(full)
 	c.eventually("a publish is refused with 0x4004", func() bool {
-		if n := c.nodes[full]; !n.Status().Serving {
-			c.takeOver(full)
+		if !c.nodes[full].Status().Serving {
+			return false
 		}
 		_, err := newNodePeer(t, c.nodes[full]).publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("refused")})
 		return code(err) == protocol.CodeStorageHighWatermark
@@ -210,22 +214,15 @@ func TestNode_StartsWithAFullDiskAndServesReading(t *testing.T) {
 	c.commit(protocol.Pub{TopicID: topic.TopicID, Value: []byte("taken")})
 }
 
-// takeOver has leaders stop, one after the other, until node id leads.
+// takeOver has node id lead: the others resign, and aren't elected again before they are restarted.
 func (c *trio) takeOver(id replica.NodeID) {
 	c.t.Helper()
-	for range 15 {
-		leader := c.leader()
-		if leader == id {
-			return
-		}
-		// A node that has just begun helps nobody to leadership for as long as a lease takes, and is itself the first afterwards.
-		time.Sleep(trioLease)
-		c.stop(leader)
-		c.leader(leader)
-		c.start(leader)
-		c.waitStanding(leader, replica.Voter)
+	a, b := followers(id)
+	for _, other := range []replica.NodeID{a, b} {
+		n := c.nodes[other]
+		n.do(func() { n.machine.Resign(n.now()) })
 	}
-	c.t.Fatalf("node %d is never elected: it is %+v", id, c.nodes[id].Status())
+	c.eventually(fmt.Sprintf("node %d leads", id), func() bool { return c.nodes[id].Status().Serving })
 }
 
 // hang has what is written at once, on the thread that seals a round, never end, until free is called.
@@ -301,4 +298,64 @@ func TestNode_AFlappingFollowerCostsLatencyOnly(t *testing.T) {
 		t.Errorf("from epoch %d to %d in %d times that a follower was cut off", before, after, flaps)
 	}
 	c.eventually("everything is acknowledged", func() bool { return c.acknowledged("g", topic.TopicID, 2*flaps*messages) })
+}
+
+// A write to the journal fails once and would succeed the next time: that node is out until a restart, the others go on.
+func TestNode_AFailedWriteTakesTheNodeOutUntilARestart(t *testing.T) {
+	t.Parallel()
+	for _, role := range []string{"the leader", "a follower"} {
+		t.Run(role, func(t *testing.T) {
+			t.Parallel()
+			c, f := newFaultyTrio(t)
+			topic := c.declare("orders", 1)
+			c.commitAll(topic.TopicID, 1, 50, 100)
+			hurt := c.leader()
+			if role == "a follower" {
+				hurt, _ = followers(hurt)
+			}
+			var failed atomic.Int32
+			f[hurt].set(func(op *ring.Op) error {
+				if op.Kind == ring.WriteSync && op.Inline && failed.Add(1) == 1 {
+					return unix.EIO
+				}
+				return nil
+			})
+			c.eventually("the write has failed", func() bool {
+				c.commit(numbered(topic.TopicID, 51, 100))
+				_, _ = newNodePeer(t, c.nodes[c.leader()]).publish(protocol.Pub{TopicID: topic.TopicID, Value: []byte("one more")})
+				return failed.Load() > 0
+			})
+			before := failed.Load()
+			c.leader(hurt)
+			for n := 52; n <= 80; n++ {
+				c.commit(numbered(topic.TopicID, n, 100))
+			}
+			if e := c.nodes[hurt].Engine(); e == nil || e.Err() == nil || !c.nodes[hurt].Status().Failed {
+				t.Error("the node does not say that its disk has failed")
+			}
+			if again := failed.Load(); again > before+1 {
+				t.Errorf("%d rounds were written to a journal that has failed", again-before)
+			}
+			f[hurt].set(nil)
+			c.kill(hurt)
+			c.start(hurt)
+			c.tellsTheSame("restarted", hurt)
+			_, other := followers(hurt)
+			c.stop(other)
+			c.commit(numbered(topic.TopicID, 81, 100))
+		})
+	}
+}
+
+// kill ends a node whose disk has failed, which it says as it closes.
+func (c *trio) kill(id replica.NodeID) {
+	c.t.Helper()
+	n := c.nodes[id]
+	c.m.set(id, nil)
+	delete(c.nodes, id)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if err := n.Close(ctx); err == nil || ctx.Err() != nil {
+		c.t.Errorf("closing node %d, whose disk has failed: %v", id, err)
+	}
 }

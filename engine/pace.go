@@ -14,26 +14,36 @@ import (
 
 // pace estimates the median of durations: each sample moves it by a part of itself, up or down. A single long one, as when a
 // machine stands still for a moment, says little. One goroutine adds, any may read.
-type pace struct{ ns atomic.Int64 }
+type pace struct {
+	estimate int64 // nanoseconds
+	samples  int
+	known    atomic.Int64 // the estimate, once there are minSamples
+}
 
-// paceStep is the part of itself by which a sample moves a pace: to follow a disk that is 20 times slower takes 50 samples.
-const paceStep = 16
+const (
+	// paceStep is the part of itself by which a sample moves a pace: to follow a disk that is 20 times slower takes 50 samples.
+	paceStep = 16
+	// minSamples are what an estimate takes that is worth something.
+	minSamples = 32
+)
 
 func (p *pace) add(d time.Duration) {
-	was := p.ns.Load()
-	step := max(was/paceStep, 1)
+	sample, step := max(int64(d), 1), max(p.estimate/paceStep, 1)
 	switch {
-	case was == 0:
-		p.ns.Store(max(int64(d), 1))
-	case int64(d) > was:
-		p.ns.Store(min(was+step, int64(d)))
-	case int64(d) < was:
-		p.ns.Store(max(was-step, int64(d), 1))
+	case p.estimate == 0:
+		p.estimate = sample
+	case sample > p.estimate:
+		p.estimate = min(p.estimate+step, sample)
+	case sample < p.estimate:
+		p.estimate = max(p.estimate-step, sample)
+	}
+	if p.samples++; p.samples >= minSamples {
+		p.known.Store(p.estimate)
 	}
 }
 
-// get returns the estimate, 0 without a sample.
-func (p *pace) get() time.Duration { return time.Duration(p.ns.Load()) }
+// get returns the estimate, 0 where it isn't known yet.
+func (p *pace) get() time.Duration { return time.Duration(p.known.Load()) }
 
 const (
 	// A node is out of step when it takes outOfStep times as long as the median of all nodes and longer than minOutOfStep, and

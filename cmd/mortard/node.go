@@ -135,6 +135,8 @@ func (n *node) health() (ok bool, state string) {
 // healthy: who restarts the nodes one by one must wait until it does.
 func clusterHealth(st *engine.NodeStatus, serving string) (ok bool, state string) {
 	switch {
+	case st.Failed:
+		return false, "this node's disk has failed: it neither leads nor votes until it is restarted"
 	case st.Serving:
 		return true, fmt.Sprintf("leader of epoch %d, quorum %s, %s", st.Epoch, quorum(st.Quorum), serving)
 	case st.Role == "leader":

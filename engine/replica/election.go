@@ -116,7 +116,8 @@ func (n *Node) onPreVoteAck(p *peerState, m Message) {
 }
 
 // enough reports whether those who granted suffice: a majority, so that no other node can have one in the same epoch; and so
-// many voters among them that every majority which may have committed something has one of them. This node is a voter.
+// many voters among them that every majority which may have committed something has one of them. This node is a voter. Where
+// all have granted, suspects' ends count, too: whatever there is of the logs, one of them has it.
 func (n *Node) enough() bool {
 	granted, sound := 1, 1
 	for i := range n.peers {
@@ -128,7 +129,7 @@ func (n *Node) enough() bool {
 		}
 	}
 	all := len(n.cfg.Nodes)
-	return granted >= majority(all) && sound > all-majority(all)
+	return granted == all || granted >= majority(all) && sound > all-majority(all)
 }
 
 // hopeless reports whether those who haven't answered can't make it enough.

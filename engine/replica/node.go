@@ -426,6 +426,20 @@ func (n *Node) retire() {
 	n.update()
 }
 
+// Needed reports whether this node leads and another one isn't there, or doesn't count: then those that are left might be unable
+// to elect anybody if this one stopped counting, too.
+func (n *Node) Needed() bool {
+	if n.role != leader {
+		return false
+	}
+	for i := range n.peers {
+		if p := &n.peers[i]; !p.bound || p.standing != Voter {
+			return true
+		}
+	}
+	return false
+}
+
 // Connected says that messages reach a peer again: a leader asks where its logs end.
 func (n *Node) Connected(now time.Duration, id NodeID) {
 	n.begin(now)

@@ -232,7 +232,7 @@ func TestNode_ElectionNeedsAMajorityAndSoundVoters(t *testing.T) {
 		{"a voter", ptr(Voter), nil, true},
 		{"a suspect", ptr(Suspect), nil, false},
 		{"a suspect and a voter", ptr(Suspect), ptr(Voter), true},
-		{"two suspects", ptr(Suspect), ptr(Suspect), false},
+		{"two suspects, which are all there are", ptr(Suspect), ptr(Suspect), true},
 	} {
 		s := newSolo(t, formed(4))
 		s.stand()
