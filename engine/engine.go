@@ -251,6 +251,7 @@ func (e *Engine) restoreTails(recoveries []*wal.Recovery) {
 			continue
 		}
 		e.log.Warn("the disk is full: publishes are refused until there is space; everything can be read", "journal", i)
+		e.shards[i].unwritten = r.Unwritten[len(r.Unwritten)-1].Number
 		for _, round := range r.Unwritten {
 			e.coord.RestoreTail(i, round)
 		}

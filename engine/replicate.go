@@ -630,8 +630,8 @@ func (r *replication) cutOf(at replica.Index) logCut {
 				break
 			}
 		}
-		if at == 0 && r.history.len() == 0 {
-			at = r.lowest() - 1 // all of it was there at the start, and recovery writes everything out
+		if at == 0 && r.history.len() == 0 && written >= s.unwritten {
+			at = r.lowest() - 1 // all of it was there at the start, and recovery writes everything out that the disk has room for
 		}
 	}
 	e, ok := r.log.EpochAt(at)

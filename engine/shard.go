@@ -186,6 +186,8 @@ type shard struct {
 	closing, ended bool
 	// published is the newest round that coordinator and store were given.
 	published wal.RoundNumber
+	// unwritten is the newest round that recovery could not write to segments, because the disk was full; 0: it wrote all.
+	unwritten wal.RoundNumber
 	// sweepBytes were committed since a sweep was last asked for.
 	sweepBytes int64
 	// quietBytes were handed over without a wake-up; at nudgeAt, if it is not 0, the wake-up is due.
