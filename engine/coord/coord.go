@@ -118,9 +118,11 @@ type Coordinator struct {
 	queuedBytes    atomic.Int64
 
 	// real, now and wallMs are set at the start of each turn of the loop. now is the clock of leases, sessions and retries:
-	// real less the time for which it was frozen, see Freeze.
+	// real less the time for which it was frozen, see Freeze, or the process did not run.
 	real, now time.Duration
-	wallMs    uint64
+	// resting says that Run has the next turn follow within maxRest.
+	resting bool
+	wallMs  uint64
 	// frozen is why nothing can be committed for the time being; empty: it can.
 	frozen string
 	epoch  wal.Epoch
@@ -204,6 +206,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 	c.Begin()
 	for {
 		next, due := c.turn()
+		c.resting = due
 		c.tellJournals()
 		if ctx.Err() != nil {
 			c.End()
@@ -215,7 +218,7 @@ func (c *Coordinator) Run(ctx context.Context) error {
 		timeout := time.Duration(-1)
 		c.wakeAt = wal.Never
 		if due {
-			timeout = max(next-c.now-(c.opts.Now()-c.real), 0)
+			timeout = min(max(next-c.now-(c.opts.Now()-c.real), 0), maxRest)
 			c.wakeAt = next
 		}
 		c.lendable = true
@@ -293,11 +296,25 @@ func (c *Coordinator) Begin() {
 	c.proposeLeader()
 }
 
-// readClocks sets what a turn takes for the time.
+// Bounds of the time between two turns.
+const (
+	// maxRest is how long Run sleeps while something is due later.
+	maxRest = time.Second
+	// maxLate is how much longer it may take. Beyond that the process did not run: it, or the whole machine, was stopped.
+	maxLate = time.Second
+)
+
+// readClocks sets what a turn takes for the time. Time for which the process did not run is left out of the clock of leases,
+// sessions and retries: what members have sent meanwhile is still to be read.
 func (c *Coordinator) readClocks() {
 	real := c.opts.Now()
+	step := real - c.real
+	if c.resting && step > maxRest+maxLate {
+		c.logger.Warn("the process did not run for a while: leases, sessions and retries have waited for it", "time", step-maxRest)
+		step = maxRest
+	}
 	if c.frozen == "" {
-		c.now += real - c.real
+		c.now += step
 	}
 	c.real, c.wallMs = real, c.opts.WallMs()
 }

@@ -51,3 +51,26 @@ func TestDelivery_WallClockStepsDisturbNothing(t *testing.T) {
 		}
 	}
 }
+
+// A process that was stopped, or starved, has not heard its members: what it was not there for is not their silence.
+func TestClock_TimeWithoutTheProcessIsLeftOut(t *testing.T) {
+	now := time.Duration(0)
+	c := New(Options{Now: func() time.Duration { return now }, WallMs: func() uint64 { return 0 }}, nil, nil, nil, 1)
+	for _, s := range []struct {
+		resting    bool
+		step, want time.Duration
+	}{
+		{true, 1900 * time.Millisecond, 1900 * time.Millisecond}, // a busy machine
+		{true, 20 * time.Second, maxRest},
+		{true, time.Millisecond, time.Millisecond},
+		{false, 20 * time.Second, 20 * time.Second}, // nothing was due
+	} {
+		before := c.now
+		c.resting = s.resting
+		now += s.step
+		c.readClocks()
+		if got := c.now - before; got != s.want || c.real != now {
+			t.Errorf("%v without a turn, resting %t: the clock has moved by %v, want %v", s.step, s.resting, got, s.want)
+		}
+	}
+}
