@@ -51,6 +51,7 @@ type Consumer struct {
 	mu      sync.Mutex
 	takers  sync.Cond // waited on by processes for a ready partition, by Close for answers
 	err     error     // why the session ended
+	trouble error     // why there is no connection, as far as it has been tried
 	closing bool
 	gone    bool        // LEAVE was sent on this connection: nothing may follow it
 	stop    atomic.Bool // equals closing
@@ -151,7 +152,9 @@ func (c *Client) NewConsumer(ctx context.Context, topic, group string, opts Cons
 	case <-ctx.Done():
 		k.cancel()
 		<-k.done
-		return nil, fmt.Errorf("consumer for %q in group %q: %w", topic, group, ctx.Err())
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return nil, fmt.Errorf("consumer for %q in group %q: %w", topic, group, outOfTime(ctx.Err(), k.trouble))
 	}
 }
 

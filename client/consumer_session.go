@@ -232,6 +232,9 @@ func (k *Consumer) answered(op protocol.Op, refusal *protocol.Error) error {
 // down is told that there is no connection. A refusal of SUB that does not pass by itself ends the consumer; a new one
 // takes any refusal that waiting does not help against as an answer.
 func (k *Consumer) down(err error) error {
+	k.mu.Lock()
+	k.trouble = err
+	k.mu.Unlock()
 	code, refused := protocol.CodeOf(err)
 	if !refused || fatal(err) || elsewhere(err) { // another node may take it
 		return nil

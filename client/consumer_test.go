@@ -673,6 +673,31 @@ func TestConsumer_EndsWhenItsTopicIsDeleted(t *testing.T) {
 	}
 }
 
+// Whoever gives up waiting is told why there was nothing to wait for.
+func TestNewConsumer_SaysWhyItWaited(t *testing.T) {
+	b := newFakeBroker(t)
+	b.addTopic("orders", 1)
+	c := dialFake(t, b)
+	refused := make(chan struct{}, 100)
+	b.hook(func(_ *fakeConn, op protocol.Op, _ []byte) ([]byte, bool, bool) {
+		if op != protocol.OpSub {
+			return nil, false, false
+		}
+		refused <- struct{}{}
+		return protocol.AppendErr(nil, protocol.CodeQuotaExceeded, protocol.OpSub, "all ids are used"), true, false
+	})
+	ctx, cancel := context.WithCancel(testContext(t))
+	go func() {
+		for range 2 { // with the second SUB the first refusal has arrived
+			<-refused
+		}
+		cancel()
+	}()
+	if _, err := c.NewConsumer(ctx, "orders", "billing", ConsumerOptions{}); !errors.Is(err, context.Canceled) || !errors.Is(err, protocol.CodeQuotaExceeded) {
+		t.Errorf("%v, want 0x4002", err)
+	}
+}
+
 func TestConsumer_SurvivesCutsAtRandomTimes(t *testing.T) {
 	b := newFakeBroker(t)
 	topic := b.addTopic("orders", 2)

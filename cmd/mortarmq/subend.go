@@ -29,7 +29,7 @@ type endWatch struct {
 
 // findEnd notes where the topic ends now and starts to watch the group. The caller ends it with stop.
 func (a *app) findEnd(ctx context.Context, topic, group string) (*endWatch, error) {
-	s, err := a.stats(ctx, topic, "")
+	s, err := a.stats(ctx, topic, group) // not all groups of the topic, which may be many
 	var end []uint64
 	found := false
 	if err == nil {
