@@ -129,6 +129,8 @@ func (c *Config) cases() []benchCase {
 				}
 				l.each([]*target{t}, w, "one outstanding", clusterSyncSize, publish(shape{1, 1, 1}))
 			}
+		case "absence":
+			l.list = append(l.list, benchCase{workload: w, variant: sizeName(int(c.AbsentBytes)), system: mortardName, durable: true, size: absenceSize, alone: absence})
 		case "mixed":
 			l.list = append(l.list, benchCase{workload: w, system: mortardName, durable: true, size: mixedSize, alone: mixed})
 		}

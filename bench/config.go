@@ -45,6 +45,8 @@ type Config struct {
 	CatchupMessages int
 	// RestartBytes are stored before the restarts, one run each.
 	RestartBytes []int64
+	// AbsentBytes are what a follower misses in the absence run.
+	AbsentBytes int64
 	// MixedDuration is the length of the mixed run.
 	MixedDuration time.Duration
 	// Broker are further configuration keys for mortard.
@@ -61,10 +63,10 @@ type Config struct {
 }
 
 // Workloads are the names that Config.Workloads may hold, in the order in which they run.
-var Workloads = []string{"raw", "publish", "publish-sync", "producers", "end-to-end", "end-to-end-max", "catchup", "partitions", "restart", "cluster", "mixed"}
+var Workloads = []string{"raw", "publish", "publish-sync", "producers", "end-to-end", "end-to-end-max", "catchup", "partitions", "restart", "cluster", "absence", "mixed"}
 
 // slowWorkloads run only where they are asked for by name.
-var slowWorkloads = []string{"mixed"}
+var slowWorkloads = []string{"absence", "mixed"}
 
 // DefaultConfig returns the full run of mortard alone: about a quarter of an hour per round on a two-core machine.
 func DefaultConfig() Config {
@@ -86,6 +88,7 @@ func DefaultConfig() Config {
 		Rate:             5000,
 		CatchupMessages:  1_000_000,
 		RestartBytes:     []int64{1 << 30, 10 << 30},
+		AbsentBytes:      10 << 30,
 		MixedDuration:    time.Hour,
 		Broker:           map[string]any{},
 		lockPath:         LockPath,
@@ -117,6 +120,7 @@ func (c *Config) Quick() {
 	c.JournalMultiple = 1
 	c.CatchupMessages = 50_000
 	c.RestartBytes = []int64{64 << 20}
+	c.AbsentBytes = 256 << 20
 	c.MixedDuration = 15 * time.Second
 }
 
@@ -136,6 +140,7 @@ func (c *Config) Validate() error {
 	check(c.JournalMultiple > 0, "journal-multiple is %v: use more than 0", c.JournalMultiple)
 	check(c.JournalFileBytes > 0 && c.JournalMaxFiles > 0, "the journal's size is %d files of %d bytes: use more than 0", c.JournalMaxFiles, c.JournalFileBytes)
 	check(c.CatchupMessages > 0, "catchup-messages is %d: use 1 or more", c.CatchupMessages)
+	check(c.AbsentBytes > 0, "absent-bytes is %d: use 1 or more", c.AbsentBytes)
 	check(c.MixedDuration > 0, "mixed-duration is %v: use more than 0", c.MixedDuration)
 	for _, n := range c.RestartBytes {
 		check(n > 0, "restart-bytes has %d: use more than 0", n)

@@ -324,10 +324,10 @@ func (s *supply) step(now time.Duration) (next time.Duration) {
 	return wal.Never
 }
 
-// suffers tells whether live traffic takes clearly longer than before the transfer.
+// suffers tells whether slow rounds of live traffic take longer than before the transfer: half as long again and more.
 func (s *supply) suffers() bool {
 	e := s.n.engine.Load()
-	return e != nil && e.shards[s.log].repl.latency.get() > 2*s.calm+time.Millisecond
+	return e != nil && e.shards[s.log].repl.latency.get() > s.calm*3/2+time.Millisecond/2
 }
 
 // gap estimates the bytes that are still to be sent.

@@ -22,9 +22,9 @@ const (
 // follower still arrives.
 //
 // What was sent and is not durable at the receiver stays within a window; and the pace begins at its minimum, so that
-// reading and sending take a small part of disk and network. It is raised by a half each quarter of a second in which live
-// traffic does not suffer, or in which the gap between the leader and the follower did not shrink, and otherwise lowered by a
-// quarter. With the maximum reached and the gap still growing, publishers have to be slowed down (0x4001): Overwhelmed.
+// reading and sending take a small part of disk and network. Each quarter of a second it is raised by a half where the gap
+// between the leader and the follower did not shrink, otherwise lowered by a quarter where live traffic suffers, and raised by
+// a quarter where it does not. With the maximum reached and the gap still growing, publishers have to be slowed down (0x4001): Overwhelmed.
 //
 // The zero value is a flow that begins at time 0.
 type Flow struct {
@@ -101,7 +101,7 @@ func (f *Flow) Progress(now time.Duration, gap uint64, suffers bool) {
 		f.rate = max(rate-rate/4, FlowMinRate)
 	default:
 		f.over = false
-		f.rate = min(rate+rate/2, FlowMaxRate)
+		f.rate = min(rate+rate/4, FlowMaxRate)
 	}
 	f.judged, f.gap = now, gap
 }

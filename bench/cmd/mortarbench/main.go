@@ -117,11 +117,12 @@ func parse(args []string, stderr io.Writer) (*bench.Config, error) {
 	fs.IntVar(&cfg.Rounds, "rounds", cfg.Rounds, "how often to go through all cases")
 	fs.DurationVar(&cfg.Duration, "duration", cfg.Duration, "length of runs that are measured by time, the most of a peer's")
 	fs.DurationVar(&cfg.Warmup, "warmup", cfg.Warmup, "uncounted beginning of each run")
+	fs.Int64Var(&cfg.AbsentBytes, "absent-bytes", cfg.AbsentBytes, "bytes that the follower misses in the absence run")
 	fs.DurationVar(&cfg.MixedDuration, "mixed-duration", cfg.MixedDuration, "length of the mixed run")
 	fs.Int64Var(&cfg.JournalFileBytes, "journal-file-bytes", cfg.JournalFileBytes, "size of one journal file")
 	fs.IntVar(&cfg.JournalMaxFiles, "journal-max-files", cfg.JournalMaxFiles, "number of journal files")
 	fs.Float64Var(&cfg.JournalMultiple, "journal-multiple", cfg.JournalMultiple, "journal capacities that a publish run sends")
-	fs.Float64Var(&cfg.Rate, "rate", cfg.Rate, "messages per second of the end-to-end and mixed runs")
+	fs.Float64Var(&cfg.Rate, "rate", cfg.Rate, "messages per second of the end-to-end, absence and mixed runs")
 	fs.IntVar(&cfg.CatchupMessages, "catchup-messages", cfg.CatchupMessages, "messages that the catch-up runs read")
 	fs.BoolVar(&cfg.Profile, "profile", os.Getenv("PROFILE") == "1", "take profiles of the broker (also: PROFILE=1)")
 	if err := fs.Parse(args); err != nil {
