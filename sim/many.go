@@ -25,8 +25,8 @@ type ManyOptions struct {
 	Workers int
 	// MaxFailures ends the runs early; 0 means 10.
 	MaxFailures int
-	// Progress is called after each seed, on any goroutine but one at a time; nil: nobody is told.
-	Progress func(*Summary)
+	// Progress is called after each seed, with its result, on any goroutine but one at a time; nil: nobody is told.
+	Progress func(s *Summary, seed uint64, r *Result)
 	// Run configures each run; its seed is set.
 	Run Options
 }
@@ -91,7 +91,7 @@ func RunMany(o ManyOptions) *Summary {
 					enough.Store(true)
 				}
 				if o.Progress != nil {
-					o.Progress(s)
+					o.Progress(s, run.Seed, &r)
 				}
 				mu.Unlock()
 			}

@@ -2,7 +2,10 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+
+	"github.com/mortarmq/mortarmq/wal"
 )
 
 // Situations beside the faults that a run is worth little without, see Required.
@@ -51,6 +54,19 @@ const (
 // diskFailed is said by a process that has given up.
 const diskFailed = "this node's disk failed: it neither leads nor votes until it is restarted"
 
+// storeFailed is also said where a flush fails, but then not of corrupt data.
+const storeFailed = "segments can't be written: nothing more is taken until a restart; check the disk"
+
+// damageFound are what a node says only if its disk holds something else than was written to it, or has lost it.
+var damageFound = map[string]bool{
+	"this node's data is damaged: it counts for nothing until it has everything again":        true,
+	"this node's data can't be trusted: it is set aside, and made again from the other nodes": true,
+	"files of this node are damaged: they are made again from the leader":                     true,
+	"the metadata can't be trusted: it is moved away and not served":                          true,
+	"quarantined: its files aren't served until they are repaired":                            true,
+	storeFailed: true,
+}
+
 // requiredSituations are those of Required.
 var requiredSituations = []string{
 	tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
@@ -72,6 +88,11 @@ func (o *observer) Handle(ctx context.Context, r slog.Record) error {
 	if what := situations[r.Message]; what != "" {
 		h.w.count(what)
 	}
+	if damageFound[r.Message] && !h.victim {
+		if cause := causeOf(r); r.Message != storeFailed || errors.Is(cause, wal.ErrCorrupt) {
+			h.w.fail("node %d, whose disk keeps what was flushed, says: %s: %v", h.id, r.Message, cause)
+		}
+	}
 	if o.life == h.life {
 		switch r.Message {
 		case letterBegins:
@@ -90,6 +111,17 @@ func (o *observer) Handle(ctx context.Context, r slog.Record) error {
 		return o.out.Handle(ctx, r)
 	}
 	return nil
+}
+
+// causeOf returns the error that a line of a log tells of, nil if there is none.
+func causeOf(r slog.Record) (cause error) {
+	r.Attrs(func(a slog.Attr) bool {
+		if err, ok := a.Value.Any().(error); ok && a.Key == "err" {
+			cause = err
+		}
+		return true
+	})
+	return cause
 }
 
 // WithAttrs implements slog.Handler.

@@ -36,7 +36,7 @@ type Result struct {
 const (
 	partitions = 3
 	// messagesEach bounds what a producer publishes while there are faults.
-	messagesEach = 300
+	messagesEach = 200
 	topicName    = "orders"
 )
 
@@ -231,7 +231,7 @@ func (s *scenario) calm() {
 	for _, p := range s.producers {
 		p.limit = p.acked + p.pipeline + 5 // what is under way, and a few more
 	}
-	if w.chance(0.3) {
+	if w.chance(0.6) {
 		w.note("members that give nothing up on demand are joined by another one")
 		g := s.groups[0]
 		for _, c := range g.members {

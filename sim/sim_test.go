@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400) // runs make much garbage and keep little
+	debug.SetGCPercent(800) // runs make much garbage and keep little
 	os.Exit(m.Run())
 }
 

@@ -30,11 +30,12 @@ func main() {
 	trace := flags.Bool("trace", true, "print what a failed run went through")
 	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
 	mutants := flags.Bool("mutants", false, "have the runs find deliberate faults, those named by the arguments or all (needs the build tag mutants)")
+	digests := flags.Bool("digests", false, "print a checksum of what happened in each run, to compare machines or builds")
 	profile := flags.String("cpuprofile", "", "write a profile of the processor time to this file")
 	_ = flags.Parse(os.Args[1:])
 
 	// Runs make much garbage and keep little.
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(800)
 	if *mutants {
 		if !mutant.Enabled {
 			fmt.Fprintln(os.Stderr, "sim: this build has no mutants: build it with -tags=mutants")
@@ -56,7 +57,10 @@ func main() {
 		}
 	}
 	last := time.Now()
-	o.Progress = func(s *sim.Summary) {
+	o.Progress = func(s *sim.Summary, seed uint64, r *sim.Result) {
+		if *digests {
+			fmt.Fprintf(os.Stdout, "seed %d: digest %016x\n", seed, r.Digest)
+		}
 		if time.Since(last) < progressEvery {
 			return
 		}
