@@ -315,9 +315,13 @@ func (e *Engine) openOptions(i int) wal.OpenOptions {
 		Store: wal.StoreOptions{
 			Dir: dir, Journal: i, SegmentMaxBytes: e.opts.SegmentMaxBytes,
 			Pool: e.pools[i], Logger: e.log.With("journal", i), Wall: e.wallMs, MaxOpenFiles: e.openFiles(),
+			ScrubBytes: e.opts.ScrubBytes, ScrubAfter: e.opts.ScrubAfter, ScrubEvery: e.opts.ScrubEvery,
 		},
 		Deleted: e.coord.TopicDeleted,
 		Now:     e.now,
+	}
+	if o.Store.ScrubBytes == 0 {
+		o.Store.ScrubBytes = -1
 	}
 	if c := e.opts.cluster; c != nil {
 		o.Replicated, o.Suspect, o.Journal.Random = true, c.suspect, c.random

@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
@@ -305,4 +307,37 @@ func TestNode_ARecordThatRotsEverywhereIsAnError(t *testing.T) {
 	for id := range c.nodes {
 		c.tellsTheSame("without the topic", id)
 	}
+}
+
+// A record rots on a follower, where nobody reads it: its scrub does, and the follower gets the partition again.
+func TestNode_RotOnAFollowerIsFoundAndRepairedBeforeAnybodyReadsThere(t *testing.T) {
+	t.Parallel()
+	const messages = 3000
+	said := &lines{}
+	c := newTrio(t, func(o *NodeOptions) {
+		o.Engine.TailBytes = 1 << 20
+		o.Engine.ScrubAfter, o.Engine.ScrubEvery = time.Second, time.Second
+		o.Engine.Logger = slog.New(slog.NewTextHandler(said, nil))
+	})
+	topic := c.declare("orders", 1).TopicID
+	c.commitAll(topic, 1, messages, 1000)
+	hurt, _ := followers(c.leader())
+	scrubbed := func() uint64 {
+		e := c.nodes[hurt].Engine()
+		if e == nil {
+			return 0
+		}
+		s, err := e.Stats(context.Background())
+		if err != nil {
+			return 0
+		}
+		return s.Shards[0].Scrub.Bytes
+	}
+	c.eventually("a scrub has read the segments", func() bool { return scrubbed() > 0 })
+	c.hurtRecord(hurt, topic)
+	c.eventually("the damage is found", func() bool { return said.has("reading all segments has found a damaged one", "topic 1 partition 0") })
+	c.eventually("it is repaired", func() bool { return said.has("caught up in bulk", fmt.Sprint("node=", hurt)) })
+	c.tellsTheSame("afterwards", hurt)
+	c.takeOver(hurt)
+	c.eventually("a group gets everything from it", func() bool { return c.acknowledged("g", topic, messages) })
 }

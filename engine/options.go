@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
+	"github.com/mortarmq/mortarmq/wal"
 )
 
 // Options configures an Engine. Start from DefaultOptions; Validate reports every problem at once. Immutable after Open.
@@ -31,6 +32,10 @@ type Options struct {
 	// MaxOpenFiles is how many file descriptors all stores together may keep open without using them; 0 means
 	// wal.DefaultMaxOpenFiles for each. Files that were written stay open until they are flushed, and don't count.
 	MaxOpenFiles int
+	// ScrubBytes is how many bytes of full segments each shard reads in a second, in the background, to find rot; 0: none. The
+	// first time ScrubAfter after the start, then each ScrubEvery; 0 means the defaults of package wal.
+	ScrubBytes             int64
+	ScrubAfter, ScrubEvery time.Duration
 	// TailBytes is how much of MemoryBytes recently committed rounds may hold after they were written out.
 	TailBytes int64
 
@@ -78,6 +83,7 @@ func DefaultOptions(dir string) Options {
 		JournalMaxFiles:         8,
 		MemoryBytes:             384 << 20,
 		TailBytes:               64 << 20,
+		ScrubBytes:              wal.DefaultScrubBytes,
 		PartitionDefaultCount:   4,
 		DeliveryMaxAttempts:     5,
 		DeliveryLease:           30 * time.Second,
@@ -96,6 +102,8 @@ const (
 	minSimulatedFileBytes = 128 << 10
 	minMemoryBytes        = 96 << 20 // a gathering and a written round of 17 MiB each, slab rounding, a cold read
 	minTailBytes          = 1 << 20
+	minScrubBytes         = 64 << 10
+	maxScrubBytes         = 16 << 30
 	minOpenFiles          = 64 // per store: what it uses at once
 	minSegmentMaxBytes    = 64 << 10
 	maxSegmentMaxBytes    = 4<<30 - 17<<20 // offsets in the sparse index are 32 bits
@@ -125,6 +133,9 @@ func (o *Options) Validate() error {
 	check(o.MemoryBytes >= minMemoryBytes, "memory_bytes is %d: use at least %d", o.MemoryBytes, minMemoryBytes)
 	check(o.TailBytes >= minTailBytes && o.TailBytes <= o.MemoryBytes/2,
 		"tail_bytes is %d: use %d to half of memory_bytes (%d)", o.TailBytes, minTailBytes, o.MemoryBytes)
+	check(o.ScrubBytes == 0 || o.ScrubBytes >= minScrubBytes && o.ScrubBytes <= maxScrubBytes,
+		"scrub_bytes_per_second is %d: use %d to %d, or 0 to read nothing", o.ScrubBytes, minScrubBytes, int64(maxScrubBytes))
+	check(o.ScrubAfter >= 0 && o.ScrubEvery >= 0, "a scrub begins %v after the start and every %v: use no negative times", o.ScrubAfter, o.ScrubEvery)
 	check(o.MaxOpenFiles >= 0, "at most %d open files: allow at least %d", o.MaxOpenFiles, minOpenFiles)
 	check(o.PartitionDefaultCount >= 1 && o.PartitionDefaultCount <= maxPartitionsPerTopic,
 		"partition_default_count is %d: use 1 to %d", o.PartitionDefaultCount, maxPartitionsPerTopic)

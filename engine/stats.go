@@ -35,6 +35,8 @@ type ShardStats struct {
 	QueuedBytes, PendingBytes, MemoryBytes, FreeBytes int64
 	// CommitRing and StoreRing count the disk operations of the commit path and of everything behind it.
 	CommitRing, StoreRing ring.Stats
+	// Scrub counts what was read of full segments to find rot.
+	Scrub wal.ScrubStats
 	// Replicas are the nodes' copies of the log, in a cluster only: on the leader those of all nodes, elsewhere this one's.
 	Replicas []ReplicaStats
 }
@@ -55,8 +57,8 @@ func (e *Engine) Stats(ctx context.Context) (*Stats, error) {
 			Rounds: sh.stats.Rounds.Load(), Records: sh.stats.Records.Load(), RoundBytes: sh.stats.RoundBytes.Load(),
 			Duplicates: sh.stats.Duplicates.Load(), Refused: sh.stats.Refused.Load(),
 			QueuedBytes: sh.queued.Load(), PendingBytes: sh.store.pending.Load(), FreeBytes: sh.store.free.Load(),
-			MemoryBytes: e.pools[i].InUse(),
-			CommitRing:  sh.device.stats(), StoreRing: sh.store.device.stats(),
+			MemoryBytes: e.pools[i].InUse(), Scrub: *sh.store.scrubbed.Load(),
+			CommitRing: sh.device.stats(), StoreRing: sh.store.device.stats(),
 		}
 		if sh.repl != nil {
 			st.Replicas = sh.repl.replicas()

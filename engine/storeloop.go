@@ -54,7 +54,8 @@ type storeLoop struct {
 	written  atomic.Uint64 // the newest round that is in the segments
 	pending  atomic.Int64  // bytes committed and not yet written to segments
 	free     atomic.Int64  // bytes free on the file system, -1 if unknown
-	sweepAsk atomic.Bool   // a sweep was asked for and has not begun
+	scrubbed atomic.Pointer[wal.ScrubStats]
+	sweepAsk atomic.Bool // a sweep was asked for and has not begun
 
 	device deviceRef
 	disk   Device
@@ -70,6 +71,7 @@ type storeLoop struct {
 func newStoreLoop(e *Engine, id int) *storeLoop {
 	l := &storeLoop{id: id, eng: e, log: e.log.With("store", id), start: make(chan struct{}), done: make(chan struct{}), installed: map[wal.SnapshotKind]uint64{}}
 	l.free.Store(-1)
+	l.scrubbed.Store(&wal.ScrubStats{})
 	l.inbox = mpsc.New[storeMessage](l.device.wake)
 	return l
 }
@@ -188,6 +190,10 @@ func (l *storeLoop) turn() (progress bool, next time.Duration) {
 	next = l.store.Step(l.eng.now())
 	l.pending.Store(l.store.PendingBytes())
 	l.free.Store(l.store.FreeBytes())
+	if st := l.store.Scrubbed(); st != *l.scrubbed.Load() {
+		changed := st // st itself stays off the heap
+		l.scrubbed.Store(&changed)
+	}
 	l.check()
 	progress = l.disk.Poll() > 0
 	l.ended = l.closing && (l.store.Closed() || l.failed)

@@ -83,6 +83,10 @@ type StoreOptions struct {
 	LogRollBytes  int64
 	// DirectBytes less than 0 means that nothing goes past the page cache.
 	DirectBytes int64
+	// ScrubBytes is how many bytes of full segments are read in a second to find rot; less than 0: none. A pass over all of them
+	// begins ScrubAfter after the start, and ScrubEvery after the last one began.
+	ScrubBytes             int64
+	ScrubAfter, ScrubEvery time.Duration
 }
 
 // withDefaults returns o with its zero values replaced, or every problem with it.
@@ -97,6 +101,9 @@ func (o StoreOptions) withDefaults() (StoreOptions, error) {
 	setDefault(&o.MaxOpenFiles, DefaultMaxOpenFiles)
 	setDefault(&o.LogRollBytes, DefaultLogRollBytes)
 	setDefault(&o.DirectBytes, DefaultDirectBytes)
+	setDefault(&o.ScrubBytes, DefaultScrubBytes)
+	setDefault((*int64)(&o.ScrubAfter), int64(DefaultScrubAfter))
+	setDefault((*int64)(&o.ScrubEvery), int64(DefaultScrubEvery))
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
@@ -124,7 +131,7 @@ func (o StoreOptions) withDefaults() (StoreOptions, error) {
 		bad("%d open files are too few, at least %d", o.MaxOpenFiles, maxWriters+maxReads+syncParallel)
 	}
 	if o.SliceFiles < 1 || o.SlicePause < 0 || o.WriteOutEvery < 0 || o.SweepEvery < 0 || o.WriteOutBytes < 0 ||
-		o.MaxDirtyBytes < 0 || o.LogRollBytes < 0 {
+		o.MaxDirtyBytes < 0 || o.LogRollBytes < 0 || o.ScrubAfter < 0 || o.ScrubEvery < 0 {
 		bad("a threshold is negative")
 	}
 	return o, errors.Join(errs...)
@@ -207,6 +214,7 @@ type Store struct {
 	indexes   indexCache
 
 	reads   readQueue
+	scrub   scrubber
 	publish publisher
 	snaps   snapshots
 	drops   []*drop
@@ -268,6 +276,7 @@ func (s *Store) freeBuffers() {
 	s.all, s.buffers, s.buffer = nil, nil, nil
 	s.publish.free()
 	s.table.free()
+	s.scrub.free()
 }
 
 // OnWritten sets the function that hears up to which round everything is in files and can be read from there.
@@ -360,6 +369,9 @@ func (s *Store) Step(now time.Duration) (next time.Duration) {
 		s.failLoads()
 	}
 	s.stepReads()
+	if s.err == nil {
+		s.stepScrub()
+	}
 	s.stepClose()
 	return s.nextStep()
 }
@@ -381,6 +393,9 @@ func (s *Store) nextStep() time.Duration {
 		at(s.lastSweep + s.o.SweepEvery)
 	}
 	at(s.space.next())
+	if !s.scrub.busy && !s.closing.started {
+		at(s.scrub.at)
+	}
 	if !s.freeBusy && !s.closing.started && (s.free < plentyBytes || s.pending > 0) {
 		at(s.freeAt)
 	}

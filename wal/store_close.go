@@ -65,6 +65,9 @@ func (s *Store) stepClose() {
 			}
 		}
 	}
+	if s.endScrub(); s.inflight > 0 {
+		return
+	}
 	if s.openFiles > 0 || s.table.fd >= 0 {
 		if s.closeAll(); s.inflight > 0 {
 			return

@@ -58,7 +58,9 @@ type Config struct {
 	EventLoops       int
 	JournalFileBytes int64
 	JournalMaxFiles  int
-	MemoryBytes      int64
+	// ScrubBytesPerSecond is how fast each shard reads its full segments in the background; 0: not at all.
+	ScrubBytesPerSecond int64
+	MemoryBytes         int64
 }
 
 // Peer is an element of peers.
@@ -100,6 +102,7 @@ func Default() Config {
 		EventLoops:              1,
 		JournalFileBytes:        e.JournalFileBytes,
 		JournalMaxFiles:         e.JournalMaxFiles,
+		ScrubBytesPerSecond:     e.ScrubBytes,
 		MemoryBytes:             e.MemoryBytes,
 	}
 }
@@ -148,6 +151,7 @@ var settings = []setting{
 	{"event_loops", "event loops of the client port", func(c *Config) any { return &c.EventLoops }},
 	{"journal_file_bytes", "size of a journal file", func(c *Config) any { return &c.JournalFileBytes }},
 	{"journal_max_files", "journal files per shard at most", func(c *Config) any { return &c.JournalMaxFiles }},
+	{"scrub_bytes_per_second", "how fast stored segments are read in the background to find damage, 0: not at all", func(c *Config) any { return &c.ScrubBytesPerSecond }},
 	{"memory_bytes", "off-heap memory per shard at most", func(c *Config) any { return &c.MemoryBytes }},
 }
 
@@ -398,6 +402,7 @@ func (c *Config) engineOptions(log *slog.Logger) engine.Options {
 	o.SegmentMaxBytes = c.SegmentMaxBytes
 	o.JournalFileBytes = c.JournalFileBytes
 	o.JournalMaxFiles = c.JournalMaxFiles
+	o.ScrubBytes = c.ScrubBytesPerSecond
 	o.MemoryBytes = c.MemoryBytes
 	o.TailBytes = min(o.TailBytes, c.MemoryBytes/4)
 	o.MaxOpenFiles = fileShare()

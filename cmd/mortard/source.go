@@ -108,6 +108,11 @@ func shardCounters(shard string, s *engine.ShardStats) []admin.Counter {
 		{Name: "mortarmq_shard_pending_bytes", Help: "Committed bytes waiting for their segments.", Gauge: true, Value: float64(s.PendingBytes)},
 		{Name: "mortarmq_shard_memory_bytes", Help: "Off-heap memory in use.", Gauge: true, Value: float64(s.MemoryBytes)},
 	}
+	list = append(list, []admin.Counter{
+		{Name: "mortarmq_scrub_bytes_total", Help: "Bytes of full segments that were read in the background and are what was written.", Value: float64(s.Scrub.Bytes)},
+		{Name: "mortarmq_scrub_damaged_total", Help: "Damaged segments that were found so.", Value: float64(s.Scrub.Damaged)},
+		{Name: "mortarmq_scrub_failed_total", Help: "Segments that could not be read so.", Value: float64(s.Scrub.Failed)},
+	}...)
 	if s.FreeBytes >= 0 {
 		list = append(list, admin.Counter{Name: "mortarmq_shard_free_bytes", Help: "Free bytes of the file system.", Gauge: true, Value: float64(s.FreeBytes)})
 	}
