@@ -1,9 +1,12 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/mortarmq/mortarmq/engine/coord"
 	"github.com/mortarmq/mortarmq/engine/peerwire"
@@ -24,6 +27,9 @@ type catching struct {
 	// again is when the request is repeated, because nothing was heard; 0: it is not outstanding.
 	again time.Duration
 	heard time.Duration
+	// note is what follows when the catch-up is on record, where there was no space for that: tried again at noteAt.
+	note   func()
+	noteAt time.Duration
 }
 
 // catchupRetry is after how much silence a follower asks again.
@@ -66,12 +72,26 @@ func (n *Node) startCatchup(o replica.StartCatchup) {
 	n.noteCatchup(o.Log, c, func() { n.ask(o.Log, c) })
 }
 
-// noteCatchup puts on record that rounds of the log are given up, before they are.
+// noteCatchup puts on record that rounds of the log are given up, before they are. A disk without space for that is waited for.
 func (n *Node) noteCatchup(log int, c *catching, then func()) {
+	c.note = nil
+	failed := func(err error) {
+		err = fmt.Errorf("noting the progress of a catch-up: %w", err)
+		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+			n.failed(err)
+			return
+		}
+		n.log.Warn("no space to note that this log catches up; trying again until there is", "log", log, "err", err)
+		c.note, c.noteAt = then, n.now()+noteRetry
+	}
+	if c.file != nil && c.file.Err() != nil {
+		_ = c.file.Close(waiter{n.disk}) // its error is known
+		c.file = nil
+	}
 	if c.file == nil {
 		var err error
 		if c.file, err = wal.OpenCatchupFile(waiter{n.disk}, n.pool, n.shardDir(log), log); err != nil {
-			n.failed(fmt.Errorf("noting the progress of a catch-up: %w", err))
+			failed(err)
 			return
 		}
 	}
@@ -80,12 +100,15 @@ func (n *Node) noteCatchup(log int, c *catching, then func()) {
 		Leader: uint16(c.out.Leader), Epoch: wal.Epoch(c.out.Epoch), Target: logPoint(floor), BegunMs: n.wallMs(),
 	}, func(err error) {
 		if err != nil {
-			n.failed(fmt.Errorf("noting the progress of a catch-up: %w", err))
+			failed(err)
 			return
 		}
 		then()
 	})
 }
+
+// noteRetry is after how long a catch-up that could not be noted is noted again.
+const noteRetry = time.Second
 
 func (n *Node) shardDir(log int) string { return (&Engine{opts: n.opts.Engine}).shardDir(log) }
 
@@ -146,6 +169,12 @@ func (n *Node) stepCatchups(now time.Duration) (next time.Duration) {
 	next = wal.Never
 	for log := range n.logs() {
 		c := n.catchings[log]
+		if c != nil && c.note != nil {
+			if now >= c.noteAt {
+				n.noteCatchup(log, c, c.note)
+			}
+			next = min(next, now+noteRetry)
+		}
 		if c == nil || c.again == 0 || n.engine.Load() == nil {
 			continue
 		}
@@ -504,13 +533,7 @@ func (n *Node) bulkCatchup(ev *nodeEvent) {
 			}
 			s.again = 0
 		}
-	case *peerwire.CatchupCancel:
-		if s := n.supplyOf(ev.from, f.Transfer); s != nil {
-			s.end()
-			return
-		}
-		n.fillFrame(ev)
-	case *peerwire.Records, *peerwire.Skip, *peerwire.Snapshot, *peerwire.CatchupDone:
+	case *peerwire.Records, *peerwire.Skip, *peerwire.Snapshot, *peerwire.CatchupDone, *peerwire.CatchupCancel:
 		n.fillFrame(ev)
 	default:
 	}

@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"log/slog"
 	"testing"
 
+	"github.com/mortarmq/mortarmq/engine/peerwire"
+	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -95,4 +98,43 @@ func (c *trio) publishMany(topic uint16, from, behind uint64) {
 			c.commit(pubs[i]) // an election on a busy machine: in order, and recognised if it was stored
 		}
 	}
+}
+
+// Two nodes may ask each other with the same number: what one of them cancels is what it was asked for, not what it asks for.
+func TestNode_ACancelledTransferIsTheOneThatWasAskedFor(t *testing.T) {
+	const peer = replica.NodeID(2)
+	transfer := peerwire.Transfer{Log: 0, ID: 7}
+	n := &Node{catchings: map[int]*catching{0: {transfer: transfer, out: replica.StartCatchup{Leader: peer}}}}
+	n.supplies = []*supply{{n: n, key: supplyKey{peer, transfer}}}
+	n.bulkCatchup(&nodeEvent{from: peer, frame: &peerwire.CatchupCancel{Transfer: transfer, Reason: "it leads no more"}})
+	if len(n.supplies) != 1 || n.supplies[0].done {
+		t.Error("what this node sends was ended by the one that it asks")
+	}
+}
+
+// A follower that is to catch up finds no space to put that on record: it waits for space, and takes part then.
+func TestNode_ACatchUpThatCanNotBeNotedWaitsForSpace(t *testing.T) {
+	t.Parallel()
+	said := &lines{}
+	f := map[replica.NodeID]*faults{1: {}, 2: {}, 3: {}}
+	c := newTrio(t, func(o *NodeOptions) {
+		o.HistoryBytes = 64 << 10
+		o.Engine.OpenDevice = f[o.Self].open(t)
+		o.Engine.Logger = slog.New(slog.NewTextHandler(said, nil))
+	})
+	topic := c.declare("orders", 1).TopicID
+	away, other := followers(c.leader())
+	c.stop(away)
+	const messages = 1000
+	c.commitAll(topic, 1, messages, 1000)
+	f[away].fill(true)
+	c.start(away)
+	c.eventually("there is no space to note the catch-up", func() bool { return said.has("no space to note that this log catches up") })
+	if st := c.nodes[away].Status(); st.Failed {
+		t.Errorf("the node has given up: %+v", st)
+	}
+	f[away].fill(false)
+	c.tellsTheSame("with space", away)
+	c.stop(other)
+	c.commitAll(topic, messages+1, messages+20, 100)
 }

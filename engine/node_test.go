@@ -73,24 +73,36 @@ func (m *mesh) set(id replica.NodeID, n *Node) {
 		return
 	}
 	for _, other := range []replica.NodeID{1, 2, 3} {
-		if other == id {
-			continue
-		}
-		for lane := peerwire.Control; lane < peerwire.Lanes; lane++ {
-			m.deliver(id, other, func(n *Node) {
-				if n != nil {
-					n.Connected(id, lane)
-				}
-			})
+		if other != id {
+			m.connect(id, other)
 		}
 	}
 }
 
+// isolate cuts a node off, or ends that: then the nodes are connected anew.
 func (m *mesh) isolate(id replica.NodeID, on bool) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for _, other := range []replica.NodeID{1, 2, 3} {
 		m.cut[[2]replica.NodeID{id, other}], m.cut[[2]replica.NodeID{other, id}] = on, on
+	}
+	m.mu.Unlock()
+	for _, other := range []replica.NodeID{1, 2, 3} {
+		if on || other == id {
+			continue
+		}
+		m.connect(id, other)
+		m.connect(other, id)
+	}
+}
+
+// connect tells a node that it hears another one.
+func (m *mesh) connect(from, to replica.NodeID) {
+	for lane := peerwire.Control; lane < peerwire.Lanes; lane++ {
+		m.deliver(from, to, func(n *Node) {
+			if n != nil {
+				n.Connected(from, lane)
+			}
+		})
 	}
 }
 

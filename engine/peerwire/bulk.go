@@ -123,7 +123,8 @@ type CatchupAck struct {
 	Bytes uint64
 }
 
-// CatchupCancel ends a transfer before it is done; either side may.
+// CatchupCancel ends a transfer before it is done; the node that was asked sends it. One that asks and wants no more asks anew,
+// or breaks the connection: the two nodes may be asking each other, with the same ID.
 type CatchupCancel struct {
 	Transfer
 	Reason string

@@ -81,5 +81,6 @@
 //
 // A stream is kind u8, 0, topic u16, partition u16. The node that asks chooses the id. FETCH is answered by FETCHED ... and one
 // FETCH_END, or by BEHIND. CATCHUP is answered by RECORDS, SKIP and SNAPSHOT in any order and CATCHUP_DONE, which the asking node
-// acknowledges in between with CATCHUP_ACK; see Flow. A connection that breaks ends all transfers on it.
+// acknowledges in between with CATCHUP_ACK; see Flow. CATCHUP_CANCEL in their place ends it early. A connection that breaks
+// ends all transfers on it.
 package peerwire
