@@ -469,6 +469,9 @@ func (n *Node) closeEngine(e *Engine) error {
 	if e == nil {
 		return nil
 	}
+	if e.opts.Stepped {
+		return e.Close(context.Background()) // real time means nothing
+	}
 	return closeWithPatience(e, closeEngineFor)
 }
 
