@@ -33,7 +33,7 @@ type session struct {
 	next uint64
 	wait map[uint64]func(payload []byte, err error)
 	// push gets what the node sends by itself, and when it did.
-	push  func(op protocol.Op, payload []byte, sent time.Duration)
+	push  func(op protocol.Op, payload []byte, sent sending)
 	ended bool
 	pulls atomic.Int32
 	// out and back are when the newest frame of a direction arrives: they keep their order.
@@ -43,6 +43,12 @@ type session struct {
 	answered uint64
 	// onEnd is called when the node closes the connection.
 	onEnd func()
+}
+
+// sending is when a node has sent something, and in which epoch it was.
+type sending struct {
+	at    time.Duration
+	epoch replica.Epoch
 }
 
 // dial connects to a node; nil if it is down.
@@ -171,7 +177,7 @@ func (s *session) Complete(req uint64, frame []byte) {
 // Push implements coord.Client.
 func (s *session) Push(frames []byte) {
 	frames = bytes.Clone(frames)
-	sent := s.w.now
+	sent := sending{s.w.now, s.host.node.Status().Epoch}
 	s.toClient(func() {
 		for len(frames) > 0 {
 			op, payload, n, err := protocol.ParseFrame(frames)

@@ -76,7 +76,7 @@ func (c *consumer) begin(to replica.NodeID) {
 		return
 	}
 	c.s.onEnd = func() { c.again(0) }
-	c.s.push = func(op protocol.Op, payload []byte, sent time.Duration) {
+	c.s.push = func(op protocol.Op, payload []byte, sent sending) {
 		if c.timer == mine {
 			c.pushed(op, payload, sent)
 		}
@@ -173,7 +173,7 @@ func (c *consumer) pull(mine int) {
 	})
 }
 
-func (c *consumer) pushed(op protocol.Op, payload []byte, sent time.Duration) {
+func (c *consumer) pushed(op protocol.Op, payload []byte, sent sending) {
 	switch op {
 	case protocol.OpNotice:
 		var n protocol.Notice
@@ -181,7 +181,7 @@ func (c *consumer) pushed(op protocol.Op, payload []byte, sent time.Duration) {
 			c.w.fail("a malformed NOTICE: %v", err)
 			return
 		}
-		c.notice(&n)
+		c.notice(&n, sent)
 	case protocol.OpMsg:
 		var m protocol.Msg
 		if err := m.Decode(payload); err != nil {
@@ -193,9 +193,9 @@ func (c *consumer) pushed(op protocol.Op, payload []byte, sent time.Duration) {
 	}
 }
 
-func (c *consumer) notice(n *protocol.Notice) {
+func (c *consumer) notice(n *protocol.Notice, sent sending) {
 	if !c.reader {
-		c.g.assigned(c, n)
+		c.g.assigned(c, n, sent)
 	}
 	switch n.Kind {
 	case protocol.NoticeAssign:
@@ -225,7 +225,7 @@ func (c *consumer) notice(n *protocol.Notice) {
 }
 
 // message checks a delivery that was sent at a time, and answers it.
-func (c *consumer) message(m *protocol.Msg, sent time.Duration) {
+func (c *consumer) message(m *protocol.Msg, sent sending) {
 	p := place{m.TopicID, m.Partition, m.Sequence}
 	if len(m.Value) < 16 {
 		c.w.fail("partition %d delivers %d bytes at %d that nobody has published", p.partition, len(m.Value), p.seq)
@@ -239,7 +239,7 @@ func (c *consumer) message(m *protocol.Msg, sent time.Duration) {
 	if was, ok := c.r.who[p]; ok && was != id {
 		c.w.fail("partition %d delivers message %v at %d, which was acknowledged as %v", p.partition, id, p.seq, was)
 	}
-	c.r.read(p, sent)
+	c.r.read(p, sent.at)
 	c.seen[p] = id
 	c.got++
 	if c.reader {

@@ -19,8 +19,16 @@ type group struct {
 	picky bool
 	// messages has everything that was delivered.
 	messages map[place]*delivered
+	// told is the highest ownership epoch of each partition that a member heard of.
+	told map[uint16]told
 	// owners says which member a partition was assigned to under an ownership epoch.
 	owners map[ownership]uint64
+}
+
+// told is an ownership epoch that a member heard of, and who has said so when.
+type told struct {
+	ownership uint64
+	by        sending
 }
 
 type ownership struct {
@@ -46,7 +54,7 @@ type delivered struct {
 func newGroup(w *world, name string, topic uint16, picky bool) *group {
 	return &group{
 		w: w, name: name, topic: topic, picky: picky,
-		messages: map[place]*delivered{}, owners: map[ownership]uint64{},
+		messages: map[place]*delivered{}, owners: map[ownership]uint64{}, told: map[uint16]told{},
 	}
 }
 
@@ -71,7 +79,8 @@ func poisonous(id [2]uint64) (refused, forGood bool) {
 }
 
 // assigned checks a NOTICE: a partition has one owner for each ownership epoch.
-func (g *group) assigned(c *consumer, n *protocol.Notice) {
+func (g *group) assigned(c *consumer, n *protocol.Notice, sent sending) {
+	g.owned(n.Partition, n.OwnershipEpoch, sent)
 	o := ownership{n.Partition, n.OwnershipEpoch}
 	if was, ok := g.owners[o]; ok && was != n.MemberID {
 		g.w.fail("group %s: partition %d was given to member %d under ownership epoch %d, and to member %d before", g.name, n.Partition, n.MemberID, n.OwnershipEpoch, was)
@@ -84,9 +93,23 @@ func (g *group) assigned(c *consumer, n *protocol.Notice) {
 	}
 }
 
+// owned checks the ownership epoch of a partition that a node speaks of. What a member was told of an assignment is committed:
+// no later leader knows less.
+func (g *group) owned(partition uint16, epoch uint64, sent sending) {
+	t := g.told[partition]
+	if epoch < t.ownership && sent.epoch > t.by.epoch {
+		g.w.fail("group %s: the leader of epoch %d has partition %d under ownership epoch %d, of which a member heard of %d from the leader of epoch %d",
+			g.name, sent.epoch, partition, epoch, t.ownership, t.by.epoch)
+	}
+	if epoch > t.ownership {
+		g.told[partition] = told{epoch, sent}
+	}
+}
+
 // delivery checks a delivery to a member that was sent at a time.
-func (g *group) delivery(member uint64, m *protocol.Msg, p place, id [2]uint64, sent time.Duration) *delivered {
-	w := g.w
+func (g *group) delivery(member uint64, m *protocol.Msg, p place, id [2]uint64, by sending) *delivered {
+	w, sent := g.w, by.at
+	g.owned(p.partition, m.OwnershipEpoch, by)
 	if m.Attempt < 1 || m.Attempt > maxAttempts {
 		w.fail("group %s gets %d of partition %d for the %dth time, of at most %d", g.name, p.seq, p.partition, m.Attempt, maxAttempts)
 	}
