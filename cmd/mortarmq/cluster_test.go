@@ -2,6 +2,9 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -63,5 +66,35 @@ func TestCluster_WithoutALeaderTheErrorSaysSo(t *testing.T) {
 	r.want(t, exitRefused, "")
 	if !strings.Contains(r.stderr, "not the leader") {
 		t.Errorf("the error is %s", r.stderr)
+	}
+}
+
+// Looking works against any node: one that doesn't lead tells what is on record.
+func TestCluster_AnyNodeTellsOfTopicsAndGroups(t *testing.T) {
+	follower := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("leader") == "required" {
+			http.Error(w, "node 1 does not lead: ask node 0", http.StatusMisdirectedRequest)
+			return
+		}
+		r.Form.Set("leader", "required") // what the leader would say
+		uri := r.URL.Path
+		if uri == "/stats" {
+			uri += "?" + r.Form.Encode()
+		}
+		_, _ = io.WriteString(w, adminAnswers[uri])
+	}))
+	t.Cleanup(follower.Close)
+	t.Setenv(envAdmin, strings.TrimPrefix(follower.URL, "http://"))
+	for args, first := range map[string]string{
+		"topics list": "events\t1", "topics describe orders": "name\torders", "groups list": "billing\tevents", "groups list --topic orders": "billing\t",
+		"groups describe mail": "1\t2\t3\t4", "leader get": "0\t12", "broker status": "0\t3601",
+	} {
+		r := mortarmq(t, "", strings.Fields(args)...)
+		if r.code != exitDone || !strings.HasPrefix(r.stdout, first) {
+			t.Errorf("%s: exit code %d, %q, %s", args, r.code, r.stdout, r.stderr)
+		}
+		if says := strings.Contains(r.stderr, "does not lead"); says != strings.Contains(args, "describe") {
+			t.Errorf("%s: %s", args, r.stderr)
+		}
 	}
 }

@@ -57,7 +57,7 @@ With --settings the group's settings are listed instead: name, value. With --jso
 
 // findGroup returns the group of a name; topic may be empty where no other one is called so.
 func (a *app) findGroup(ctx context.Context, name, topic string) (*groupStats, error) {
-	s, err := a.stats(ctx, topic, name)
+	s, err := a.look(ctx, topic, name)
 	switch {
 	case (errors.Is(err, errNotFound) || err == nil && len(s.Groups) == 0) && topic != "":
 		return nil, refusedf("there is no group %q of topic %q: 'mortarmq groups list' lists them", name, topic)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/url"
 )
 
@@ -76,6 +77,28 @@ func (a *app) stats(ctx context.Context, topic string, group string) (*statsAnsw
 		return nil, err
 	}
 	return &s, nil
+}
+
+// look is stats for who only wants to see: where none of the nodes named leads, it takes what another one knows, which is all
+// that is on record but not which members are connected, and says so.
+func (a *app) look(ctx context.Context, topic string, group string) (*statsAnswer, error) {
+	s, err := a.stats(ctx, topic, group)
+	if f := (*failure)(nil); !errors.As(err, &f) || f.code != exitUnreachable {
+		return s, err
+	}
+	query := url.Values{}
+	if topic != "" {
+		query.Set("topic", topic)
+	}
+	if group != "" {
+		query.Set("group", group)
+	}
+	s = new(statsAnswer)
+	if a.fetch(ctx, "/stats", query, s) != nil {
+		return nil, err // that of the first attempt says more
+	}
+	a.note("as a node that does not lead knows it, which is not which members are connected: name all nodes with --admin or %s", envAdmin)
+	return s, nil
 }
 
 // topic finds a topic in the answer.

@@ -41,7 +41,7 @@ With --json it is one object.`,
 		ValidArgsFunction: a.completeTopics,
 	}
 	c.RunE = does(func(ctx context.Context, args []string) error {
-		s, err := a.stats(ctx, args[0], "")
+		s, err := a.look(ctx, args[0], "")
 		if err != nil && !errors.Is(err, errNotFound) {
 			return err
 		}
