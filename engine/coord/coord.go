@@ -277,7 +277,7 @@ func (c *Coordinator) End() {
 func (c *Coordinator) Turn() (next time.Duration) {
 	at, due := c.turn()
 	c.tellJournals()
-	if !due {
+	if !due || at == wal.Never {
 		return -1
 	}
 	return max(at-c.now, 0)

@@ -226,6 +226,9 @@ func (d *delivery) startRead(rd *reader, seq wal.Sequence, place *coldPlace, siz
 		Stream: wal.StreamID{Kind: wal.Messages, Topic: rd.part.topic, Partition: rd.part.id},
 		From:   seq, MaxBytes: size, Done: d.deps.readDone, Tag: d.readTag,
 	}
+	if size == wal.DefaultReadBytes && d.coldBytes < coldBudget/2 {
+		r.req.DiskBytes = wal.MaxReadBytes
+	}
 	rd.read = r
 	d.reads[r.req.Tag] = r
 	d.c.store.Read(rd.part.journal, &r.req)
