@@ -47,6 +47,7 @@ type faultDevice struct {
 	*ring.Ring
 	f      *faults
 	failed []*ring.Op
+	inline []*ring.Op // they run, and hang, in the next Poll or Wait, as a ring's do
 }
 
 func (f *faults) open(t testing.TB) func() (Device, error) {
@@ -61,6 +62,22 @@ func (f *faults) open(t testing.TB) func() (Device, error) {
 }
 
 func (d *faultDevice) Submit(op *ring.Op) {
+	if op.Inline {
+		d.inline = append(d.inline, op)
+		return
+	}
+	d.submit(op)
+}
+
+func (d *faultDevice) submitInline() {
+	inline := d.inline
+	d.inline = nil
+	for _, op := range inline {
+		d.submit(op)
+	}
+}
+
+func (d *faultDevice) submit(op *ring.Op) {
 	if err := d.f.of(op); err != nil {
 		op.N, op.Err = 0, &ring.OpError{Kind: op.Kind, Path: op.Path, FD: op.FD, Off: op.Off, Err: err}
 		d.failed = append(d.failed, op)
@@ -99,9 +116,13 @@ func (d *faultDevice) fail() int {
 	return len(failed)
 }
 
-func (d *faultDevice) Poll() int { return d.fail() + d.Ring.Poll() }
+func (d *faultDevice) Poll() int {
+	d.submitInline()
+	return d.fail() + d.Ring.Poll()
+}
 
 func (d *faultDevice) Wait(timeout time.Duration) (int, error) {
+	d.submitInline()
 	n, err := d.Ring.Wait(timeout)
 	return n + d.fail(), err
 }
