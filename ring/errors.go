@@ -54,7 +54,7 @@ func opError(op *Op, cause error) error {
 var kindNames = [...]string{
 	Read: "read", Write: "write", WriteSync: "write-sync", Sync: "sync", Open: "open", Close: "close",
 	Allocate: "allocate", Truncate: "truncate", Rename: "rename", Remove: "remove", Mkdir: "mkdir",
-	SyncDir: "sync-dir", ReadDir: "read-dir", Stat: "stat", StatFS: "stat-fs",
+	SyncDir: "sync-dir", ReadDir: "read-dir", Stat: "stat", Cached: "cached", StatFS: "stat-fs",
 }
 
 // String returns the kind's name as it stands in errors.

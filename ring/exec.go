@@ -127,6 +127,8 @@ func fileOp(op *Op, refused func(path string)) {
 		op.Names, err = readDir(op.Path)
 	case Stat:
 		op.Size, err = stat(op.Path, op.FD)
+	case Cached:
+		op.Size, err = cached(op.FD, op.Off, op.Size)
 	case StatFS:
 		op.Size, err = available(op.Path)
 	default:
@@ -239,6 +241,21 @@ func available(path string) (int64, error) {
 	var st unix.Statfs_t
 	err := repeat(func() error { return unix.Statfs(path, &st) })
 	return int64(st.Bavail) * st.Frsize, err
+}
+
+// cached returns how many of size bytes are in the page cache; see the kind Cached.
+func cached(fd int, off, size int64) (int64, error) {
+	var st unix.Cachestat_t
+	err := unix.Cachestat(uint(fd), &unix.CachestatRange{Off: uint64(off), Len: uint64(size)}, &st, 0)
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EPERM): // the last from a seccomp filter
+		return size, nil
+	case err != nil:
+		return 0, err
+	case st.Dirty+st.Writeback > 0:
+		return size, nil
+	}
+	return min(int64(st.Cache)*int64(os.Getpagesize()), size), nil
 }
 
 // repeat calls f until it ends otherwise than by EINTR, maxTries times at most.

@@ -35,6 +35,10 @@ const (
 	ReadDir
 	// Stat sets Size to the length of Path, or of FD where Path is empty.
 	Stat
+	// Cached sets Size to how many of the Size bytes of FD from Off on are in the page cache: all of them where some are
+	// not written back, or where the kernel doesn't tell (before Linux 6.5). It runs on the owner's thread, inside the next
+	// Poll or Wait, and doesn't block.
+	Cached
 	// StatFS sets Size to the bytes available to an unprivileged writer on the file system that holds Path.
 	StatFS
 )
@@ -67,7 +71,7 @@ type Op struct {
 	FD int
 	// Off is the byte offset in the file.
 	Off int64
-	// Size is the length for Allocate and Truncate, the result of Stat and StatFS, in bytes.
+	// Size is the length for Allocate and Truncate, the result of Stat and StatFS, both for Cached, in bytes.
 	Size int64
 	Buf  []byte
 	// Inline has a data operation run as a plain system call, on the owner's thread, inside the next Poll or Wait, which

@@ -189,7 +189,7 @@ func (r *Ring) Submit(op *Op) {
 	case !op.Kind.valid() || op.Off < 0:
 		// io_uring takes offset -1 for the file's position.
 		r.fail(op, unix.EINVAL)
-	case op.Kind.data() && op.Inline:
+	case op.Kind.data() && op.Inline, op.Kind == Cached:
 		r.inline.push(op)
 	case op.Kind.data():
 		r.b.submit(op)
@@ -350,10 +350,14 @@ func (r *Ring) flush() {
 	}
 }
 
-// runInline runs the Inline operations.
+// runInline runs the operations that the owner does itself.
 func (r *Ring) runInline() {
 	for op := r.inline.pop(); op != nil; op = r.inline.pop() {
-		transfer(op, &r.stats)
+		if op.Kind == Cached {
+			fileOp(op, r.logDirectRefused)
+		} else {
+			transfer(op, &r.stats)
+		}
 		r.ended.push(op)
 	}
 }

@@ -247,6 +247,32 @@ func TestRing_FileOperations(t *testing.T) {
 	})
 }
 
+func TestRing_CachedTellsWhatIsInThePageCache(t *testing.T) {
+	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
+		path := filepath.Join(t.TempDir(), "f")
+		const size = 64 * BlockSize
+		if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		fd := must(t, r, &Op{Kind: Open, Path: path}).FD
+		defer must(t, r, &Op{Kind: Close, FD: fd})
+		if op := must(t, r, &Op{Kind: Cached, FD: fd, Size: size}); op.Size != size {
+			t.Errorf("%d of %d bytes that were just written are in the page cache", op.Size, size)
+		}
+		must(t, r, &Op{Kind: Sync, FD: fd})
+		if err := unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED); err != nil {
+			t.Fatal(err)
+		}
+		// Where the kernel doesn't tell, or the file system has nothing but the cache, all of it is.
+		if op := must(t, r, &Op{Kind: Cached, FD: fd, Size: size}); op.Size != 0 && op.Size != size {
+			t.Errorf("%d of %d bytes that were dropped are in the page cache", op.Size, size)
+		}
+		if op := do(t, r, &Op{Kind: Cached, FD: 1 << 20, Size: size}); op.Err == nil && op.Size != size {
+			t.Errorf("a file that is not open: %d bytes", op.Size)
+		}
+	})
+}
+
 func TestRing_OpenWithoutDirectWhereRefused(t *testing.T) {
 	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
 		// procfs has no direct I/O on any kernel; tmpfs has from 6.6 on.

@@ -16,6 +16,9 @@ type ReadRequest struct {
 	// MaxBytes bounds the chunk, except that one record larger than it is returned whole. 0 means DefaultReadBytes,
 	// more than MaxReadBytes means MaxReadBytes.
 	MaxBytes int
+	// DiskBytes, where it is more, stands for MaxBytes where the records are not in the page cache: a larger read makes better
+	// use of a disk, a smaller one is still in the processor's caches when its bytes are looked at.
+	DiskBytes int
 	// ByTime asks for the first record whose timestamp is at or after TimeMs (Unix milliseconds) instead.
 	ByTime bool
 	TimeMs uint64

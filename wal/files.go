@@ -18,12 +18,15 @@ type segment struct {
 
 	fd      int // -1 while closed
 	opening bool
-	// direct is a second descriptor, for writes past the page cache, or -1; noDirect says that there can't be one.
-	direct   int
-	noDirect bool
-	users    int
-	writes   int // at the disk, or waiting for space
-	waiters  []func(error)
+	// direct is a second descriptor, for reads and writes past the page cache, or -1; noDirect says that there can't be one.
+	direct        int
+	noDirect      bool
+	openingDirect bool // for a read
+	// passed has a bit for each readGrain that was read past the page cache since the file was opened.
+	passed  []uint64
+	users   int
+	writes  int // at the disk, or waiting for space
+	waiters []func(error)
 	// prev and next link the open files that nobody uses, in Store.idle.
 	prev, next *segment
 	idle       bool
@@ -154,7 +157,7 @@ func (s *Store) limitOpen() {
 // closeFile closes the file of a segment that nobody uses and that isn't in the idle list.
 func (s *Store) closeFile(seg *segment) {
 	fd := seg.fd
-	seg.fd = -1
+	seg.fd, seg.passed = -1, nil
 	s.openFiles--
 	s.dirty -= seg.dirty // of a topic that is deleted
 	seg.dirty, seg.sweeping = 0, 0
@@ -183,16 +186,24 @@ func (s *Store) openDirect(st *stream) {
 	st.busy = true
 	seg := st.active
 	s.chain(st, "open segment", ring.Op{Kind: ring.Open, Path: st.path(seg), Flags: ring.Direct}, func(op *ring.Op) {
-		if op.Direct {
-			seg.direct = op.FD
-			s.openFiles++
-			s.limitOpen()
-		} else {
-			seg.noDirect = true
-			s.closeFD(seg, op.FD)
-		}
+		s.openedDirect(seg, op)
 		s.chained(st)
 	})
+}
+
+// openedDirect takes over the second descriptor of a segment that is in use.
+func (s *Store) openedDirect(seg *segment, op *ring.Op) {
+	switch {
+	case !op.Direct:
+		seg.noDirect = true
+		s.closeFD(seg, op.FD)
+	case seg.direct >= 0: // a read and a write-out wanted it at the same time
+		s.closeFD(seg, op.FD)
+	default:
+		seg.direct = op.FD
+		s.openFiles++
+		s.limitOpen()
+	}
 }
 
 // closeIdle closes every file that nobody uses.

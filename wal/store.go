@@ -81,7 +81,8 @@ type StoreOptions struct {
 	SlicePause    time.Duration
 	MaxOpenFiles  int
 	LogRollBytes  int64
-	// DirectBytes less than 0 means that nothing goes past the page cache.
+	// DirectBytes less than 0 means that nothing goes past the page cache. Reads do from a quarter of it on, where the records
+	// are not in there.
 	DirectBytes int64
 	// ScrubBytes is how many bytes of full segments are read in a second to find rot; less than 0: none. A pass over all of them
 	// begins ScrubAfter after the start, and ScrubEvery after the last one began.

@@ -153,7 +153,7 @@ func TestStore_ClosesAfterRandomWork(t *testing.T) {
 			o.Store.WriteOutBytes = int64(rng.IntN(60 << 10))
 			o.Store.DirectBytes = int64(rng.IntN(30<<10)) - 1
 			w := &topicsThatComeAndGo{rng: rng, streams: []StreamID{le, md}}
-			n := openNode(t, simdisk.New(simdisk.Options{Seed: seed + 1}), o)
+			n := openNode(t, simdisk.New(simdisk.Options{Seed: seed + 1, Uncached: seed%2 == 1}), o)
 			for range 4 {
 				for range 40 {
 					w.act(n)
@@ -381,7 +381,7 @@ func TestStore_ShortagesAmidRandomWorkPass(t *testing.T) {
 			o.Store.SegmentMaxBytes = int64(8<<10 + rng.IntN(40<<10))
 			o.Store.DirectBytes = int64(rng.IntN(30<<10)) - 1
 			w := &topicsThatComeAndGo{rng: rng, streams: []StreamID{le, md}}
-			n := openNode(t, simdisk.New(simdisk.Options{Seed: seed + 1}), o)
+			n := openNode(t, simdisk.New(simdisk.Options{Seed: seed + 1, Uncached: seed%2 == 1}), o)
 			o.Deleted = func(topic uint16) bool { return n.dropped[topic] }
 			for range 4 {
 				var relieve []func()

@@ -11,8 +11,13 @@ import (
 	"github.com/mortarmq/mortarmq/ring"
 )
 
-// minWindow is the least that is read at once: a small read seldom needs a second one.
-const minWindow = 2 * indexBlock
+const (
+	// minWindow is the least that is read at once: a small read seldom needs a second one.
+	minWindow = 2 * indexBlock
+	// readGrain is the unit in which it is remembered what was read past the page cache: a second reader goes through the
+	// cache, and fills it for the next ones.
+	readGrain = 512 << 10
+)
 
 // readQueue holds the cold reads that wait for their turn.
 type readQueue struct {
@@ -207,34 +212,99 @@ func (t *readTask) window() {
 		t.nextSegment()
 		return
 	}
-	from := t.off &^ (indexBlock - 1)
-	to := max(from+max(int64(t.max), minWindow), t.off+t.size)
-	to = min((to+indexBlock-1)&^(indexBlock-1), limit)
-	t.drop()
-	if t.slab = t.s.o.Pool.Get(int(to - from)); t.slab == nil {
-		t.finish(ErrNoMemory)
-		return
-	}
-	buf := t.slab.Bytes()[:to-from]
 	seg := t.seg
 	t.s.acquire(seg, func(err error) {
 		if err != nil {
 			t.finish(t.openError(err))
 			return
 		}
-		t.s.do(ring.Op{Kind: ring.Read, FD: seg.fd, Off: from, Buf: buf}, func(op *ring.Op) {
-			n, err := op.N, op.Err
-			t.s.release(seg)
-			switch {
-			case err != nil:
-				t.finish(fmt.Errorf("read segment %s: %w", t.st.path(seg), err))
-			case n < len(buf):
-				t.corrupt(from+int64(n), t.want, fmt.Errorf("the segment ends here, %d bytes before the end of what was written",
-					limit-from-int64(n)))
-			default:
-				t.parse(buf, from, limit)
-			}
-		})
+		t.choose(seg, limit)
+	})
+}
+
+// bounds returns where the window begins and ends that has max bytes of records.
+func (t *readTask) bounds(limit int64) (from, to int64) {
+	from = t.off &^ (indexBlock - 1)
+	to = max(from+max(int64(t.max), minWindow), t.off+t.size)
+	return from, min((to+indexBlock-1)&^(indexBlock-1), limit)
+}
+
+// blocks rounds n bytes up to whole blocks.
+func blocks(n int64) int { return int((n + ring.BlockSize - 1) &^ (ring.BlockSize - 1)) }
+
+// choose reads the window from the page cache, or past it where it is large and less than half of it is there: filling the
+// cache keeps a processor busy at 360 MB/s where the disk gives 1.1 GB/s, and drives out what others need. The segment is in
+// use.
+func (t *readTask) choose(seg *segment, limit int64) {
+	from, to := t.bounds(limit)
+	if t.s.o.DirectBytes < 0 || to-from < t.s.o.DirectBytes/4 || seg.noDirect || seg.openingDirect {
+		t.fetch(seg, seg.fd, limit)
+		return
+	}
+	t.s.do(ring.Op{Kind: ring.Cached, FD: seg.fd, Off: from, Size: to - from}, func(op *ring.Op) {
+		switch {
+		case op.Err != nil || op.Size >= (to-from)/2 || seg.openingDirect || !seg.pass(from):
+			t.fetch(seg, seg.fd, limit)
+		case seg.direct >= 0:
+			t.fetchDirect(seg, limit)
+		default:
+			seg.openingDirect = true
+			t.s.do(ring.Op{Kind: ring.Open, Path: seg.st.path(seg), Flags: ring.Direct}, func(op *ring.Op) {
+				seg.openingDirect = false
+				if op.Err == nil {
+					t.s.openedDirect(seg, op)
+				}
+				if seg.direct < 0 {
+					t.fetch(seg, seg.fd, limit)
+					return
+				}
+				t.fetchDirect(seg, limit)
+			})
+		}
+	})
+}
+
+func (t *readTask) fetchDirect(seg *segment, limit int64) {
+	t.max = max(t.max, min(t.req.DiskBytes, MaxReadBytes))
+	t.fetch(seg, seg.direct, limit)
+}
+
+// pass notes that the stretch from off on is read past the page cache. It returns false where it was before.
+func (seg *segment) pass(off int64) bool {
+	word, bit := int(off/readGrain/64), uint64(1)<<(off/readGrain%64)
+	if n := word + 1 - len(seg.passed); n > 0 {
+		seg.passed = append(seg.passed, make([]uint64, n)...)
+	}
+	was := seg.passed[word]&bit != 0
+	seg.passed[word] |= bit
+	return !was
+}
+
+// fetch reads the window by a descriptor of the segment. Past the page cache whole blocks are asked for; what lies behind the
+// window is left alone.
+func (t *readTask) fetch(seg *segment, fd int, limit int64) {
+	t.drop()
+	from, to := t.bounds(limit)
+	if t.slab = t.s.o.Pool.Get(blocks(to - from)); t.slab == nil {
+		t.s.release(seg)
+		t.finish(ErrNoMemory)
+		return
+	}
+	buf := t.slab.Bytes()[:to-from]
+	if fd == seg.direct {
+		buf = t.slab.Bytes()[:blocks(to-from)]
+	}
+	t.s.do(ring.Op{Kind: ring.Read, FD: fd, Off: from, Buf: buf}, func(op *ring.Op) {
+		n, err := int64(op.N), op.Err
+		t.s.release(seg)
+		switch {
+		case err != nil:
+			t.finish(fmt.Errorf("read segment %s: %w", t.st.path(seg), err))
+		case n < to-from:
+			t.corrupt(from+n, t.want, fmt.Errorf("the segment ends here, %d bytes before the end of what was written", limit-from-n))
+		default:
+			t.parse(buf[:to-from], from, limit)
+		}
 	})
 }
 

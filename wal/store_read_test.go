@@ -13,7 +13,13 @@ import (
 // filled returns a node with several full segments of p0, everything durable.
 func filled(t *testing.T, o OpenOptions, records, size int) *node {
 	t.Helper()
-	n := openNode(t, simdisk.New(simdisk.Options{}), o)
+	return filledOn(t, simdisk.Options{}, o, records, size)
+}
+
+// filledOn is filled on a disk with other options.
+func filledOn(t *testing.T, d simdisk.Options, o OpenOptions, records, size int) *node {
+	t.Helper()
+	n := openNode(t, simdisk.New(d), o)
 	for i := range records {
 		n.publish(size, p0)
 		if i%9 == 8 {
@@ -45,6 +51,51 @@ func TestStoreRead_ChunksOfAnySizeGiveTheSameRecords(t *testing.T) {
 		c.Release()
 	}
 	n.close()
+}
+
+// What is not in the page cache is read past it, once; a second reader fills the cache.
+func TestStoreRead_PastThePageCache(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := filledOn(t, simdisk.Options{Uncached: true}, o, 120, 900)
+	var direct, buffered int
+	n.d.OnStep(func(op *ring.Op) {
+		for _, seg := range n.s.streams.get(p0).segs {
+			switch {
+			case op.Kind != ring.Read:
+			case op.FD == seg.direct:
+				direct++
+			case op.FD == seg.fd:
+				buffered++
+			}
+		}
+	})
+	for pass, want := range []bool{true, false} {
+		direct, buffered = 0, 0
+		got, err := n.readAll(p0, 1, 40<<10)
+		if err != nil || len(got) != 120 {
+			t.Errorf("pass %d: %d records, %v", pass, len(got), err)
+		}
+		if want && direct == 0 || !want && buffered == 0 {
+			t.Errorf("pass %d: %d direct reads, %d through the page cache", pass, direct, buffered)
+		}
+	}
+	n.close()
+
+	// A larger bound counts where the disk is read only.
+	for _, uncached := range []bool{false, true} {
+		o := smallStore(testPool(t))
+		o.Store.SegmentMaxBytes = 1 << 20
+		n := filledOn(t, simdisk.Options{Uncached: uncached}, o, 120, 900)
+		c, err := n.read(ReadRequest{Stream: p0, From: 1, MaxBytes: 8 << 10, DiskBytes: 64 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if large := len(c.Bytes()) > 8<<10; large != uncached {
+			t.Errorf("uncached %v: a chunk of %d bytes", uncached, len(c.Bytes()))
+		}
+		c.Release()
+		n.close()
+	}
 }
 
 func TestStoreRead_TellsWhatIsNotThere(t *testing.T) {

@@ -25,7 +25,7 @@ func randomLives(t *testing.T, seed uint64, lives int) {
 	o.Store.SliceFiles = 1 + rng.IntN(4)
 	o.Store.WriteOutBytes = int64(rng.IntN(60 << 10))
 	o.Store.DirectBytes = int64(rng.IntN(30<<10)) - 1
-	d := simdisk.New(simdisk.Options{Seed: seed + 1})
+	d := simdisk.New(simdisk.Options{Seed: seed + 1, Uncached: seed%2 == 1})
 	p := &storePower{t: t, o: o, every: 1 << 30, seen: map[uint64]bool{}}
 	streams := []StreamID{p0, p1, p2, {Kind: Messages, Topic: 2, Partition: 9}, le, md}
 	for life := range lives {

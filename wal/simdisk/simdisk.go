@@ -72,6 +72,8 @@ type Options struct {
 	// Latency returns how long an operation takes, drawing from rng whatever it likes; nil means no time. It must not call
 	// the disk.
 	Latency func(op *ring.Op, rng *rand.Rand) time.Duration
+	// Uncached says that nothing is in the page cache (ring.Cached); by default everything is.
+	Uncached bool
 	// Wait is called by WaitOne to let time pass until the next operation is due; it may be nil, and then the operation
 	// completes although its time hasn't come: for a start that waits for its disk while nothing else goes on.
 	Wait func(until time.Duration)
@@ -315,7 +317,7 @@ func (f *flight) start(d *Disk) {
 	op := f.op
 	p := op.Path
 	switch op.Kind {
-	case ring.Read, ring.Write, ring.WriteSync, ring.Sync, ring.Close, ring.Allocate, ring.Truncate:
+	case ring.Read, ring.Write, ring.WriteSync, ring.Sync, ring.Close, ring.Allocate, ring.Truncate, ring.Cached:
 		if f.file = d.files[op.FD]; f.file == nil {
 			f.err = syscall.EBADF
 			return
@@ -441,6 +443,11 @@ func (f *flight) apply(d *Disk) error {
 		return d.allocate(f.file.node, op.Off, op.Size)
 	case ring.Truncate:
 		d.used += f.file.node.truncate(op.Size, d.opts.SectorBytes)
+		return nil
+	case ring.Cached:
+		if d.opts.Uncached {
+			op.Size = 0
+		}
 		return nil
 	case ring.Stat:
 		if f.file != nil {
