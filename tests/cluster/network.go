@@ -25,7 +25,7 @@ type Network struct {
 // door is where one node finds another.
 type door struct {
 	from, to int
-	target   string
+	target   string // guarded by the network's lock
 	l        net.Listener
 }
 
@@ -34,12 +34,13 @@ func NewNetwork() *Network {
 	return &Network{changed: make(chan struct{}), done: make(chan struct{})}
 }
 
-// Via is for harness.ClusterOptions: it opens a door, once.
+// Via is for harness.ClusterOptions: it opens a door, once, which leads to the newest addr.
 func (n *Network) Via(from, to int, addr string) string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, d := range n.doors {
 		if d.from == from && d.to == to {
+			d.target = addr
 			return d.l.Addr().String()
 		}
 	}
@@ -48,7 +49,7 @@ func (n *Network) Via(from, to int, addr string) string {
 		n.errs = append(n.errs, err)
 		return addr
 	}
-	d := &door{from, to, addr, l}
+	d := &door{from: from, to: to, target: addr, l: l}
 	n.doors = append(n.doors, d)
 	go n.accept(d)
 	return l.Addr().String()
@@ -109,7 +110,10 @@ func (n *Network) accept(d *door) {
 		}
 		go func() {
 			defer in.Close()
-			out, err := (&net.Dialer{Timeout: patience}).Dial("tcp", d.target)
+			n.mu.Lock()
+			target := d.target
+			n.mu.Unlock()
+			out, err := (&net.Dialer{Timeout: patience}).Dial("tcp", target)
 			if err != nil {
 				return
 			}

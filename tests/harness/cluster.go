@@ -122,8 +122,26 @@ func (c *Cluster) Launch(i int) error {
 	return err
 }
 
-// Start starts all nodes and waits until one of them leads and the others follow.
+// Start starts all nodes, which have no data yet, and waits until one of them leads and the others follow.
 func (c *Cluster) Start(ctx context.Context) error {
+	for attempt := 1; ; attempt++ {
+		err := c.start(ctx)
+		if err == nil || attempt == portAttempts || len(c.opts.Hosts) > 0 || !strings.Contains(err.Error(), "address already in use") {
+			return err
+		}
+		c.Close() // another process took a port between our look and the broker's bind
+		for i := range c.nodes {
+			if err := os.RemoveAll(c.DataDir(i)); err != nil {
+				return err
+			}
+		}
+		if err := c.draw(); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *Cluster) start(ctx context.Context) error {
 	for i := range c.nodes {
 		if err := c.Launch(i); err != nil {
 			return err
