@@ -285,6 +285,9 @@ func mutation(id uint16, ch *group.Change) metadata.Mutation {
 
 // tickGroups gives every group its time, and returns when the next one is due.
 func (c *Coordinator) tickGroups() (next time.Duration, due bool) {
+	if mutant.Is("notice-before-commit") {
+		c.letIn()
+	}
 	for len(c.groups.due) > 0 && c.groups.due[0].deadline <= c.now {
 		h := c.groups.due[0]
 		for _, s := range h.subs {
