@@ -60,6 +60,9 @@ const stallAfter = 2 * time.Second
 // resignFor is how long a leader that ends waits for what is on its way to commit.
 const resignFor = time.Second
 
+// answerFor is how long a leader that hands over goes on at least, so that what its clients have sent before is answered.
+const answerFor = 100 * time.Millisecond
+
 // Node is a broker as one of a cluster: it carries out what replica.Node decides, with an engine that stands by, leads or is
 // being opened anew. Its control loop is a goroutine of its own, locked to its thread; what clients and other nodes send may
 // be handed in from any goroutine.
@@ -113,10 +116,14 @@ type Node struct {
 	disksSeen time.Duration
 	progress  replica.Progress
 	spare     []nodeEvent
-	closing   bool
-	ended     bool
-	closeBy   time.Duration
-	err       error
+	// leaving: it hands over between leaveAt and leaveBy, and leads and follows no more; closing: it ends, too.
+	leaving          bool
+	leaveAt, leaveBy time.Duration
+
+	closing bool
+	ended   bool
+	closeBy time.Duration
+	err     error
 }
 
 // NodeStatus is what the node is at the moment, for operators.
@@ -171,6 +178,7 @@ const (
 	nodeFailed
 	nodeDo
 	nodeReopened
+	nodeLeave
 	nodeClose
 )
 
@@ -610,6 +618,8 @@ func (n *Node) handle(ev *nodeEvent) {
 		ev.do()
 	case nodeReopened:
 		n.reopened(ev)
+	case nodeLeave:
+		n.leaving, n.leaveAt, n.leaveBy = true, now+answerFor, now+resignFor
 	case nodeClose:
 		n.closing, n.closeBy = true, now+resignFor
 	}
@@ -729,8 +739,9 @@ func (n *Node) fencedAll() {
 		// It led before. What it knows beyond what is committed is worth nothing any more. What the machine wants of the logs now
 		// is for the engine that is opened anew: this one would forget whom it follows.
 		n.engine.Load().coord.Depose(notLeading(n.leader.Load()).text)
-		if n.broken {
-			n.led = 0 // its disk has failed: a restart reads everything again, and until then it says so
+		if n.broken || n.leaving {
+			// A disk that has failed is read again by a restart, and until then the node says so. One that leaves needs no engine.
+			n.led = 0
 			return
 		}
 		n.reopen(len(n.fencing.ends))
@@ -771,6 +782,9 @@ func (n *Node) openedAll() {
 
 func (n *Node) follow(o replica.FollowLeader) {
 	n.leader.Store(n.nodes[o.Leader])
+	if n.leaving {
+		return // its engine was deposed
+	}
 	n.postAll(replicaEvent{kind: evFollow, epoch: o.Epoch, peer: o.Leader, instance: o.Instance, voter: o.Voter, done: func(err error) {
 		if err != nil {
 			n.log.Error("a log can't follow the leader", "leader", n.nodes[o.Leader].name, "epoch", o.Epoch, "err", err)
@@ -959,6 +973,10 @@ func (n *Node) Close(ctx context.Context) error {
 
 // closeStep goes on with the end: what is on its way commits, then this node resigns and gives its engine up.
 func (n *Node) closeStep() {
+	if n.leaving && !n.closing {
+		n.leave()
+		return
+	}
 	if !n.closing || n.ended {
 		return
 	}
@@ -968,6 +986,18 @@ func (n *Node) closeStep() {
 	n.machine.Resign(n.now())
 	n.carryOut()
 	n.ended = !n.reopening
+}
+
+// HandOver has this node stop leading as soon as everything that it has taken is committed, so that another one leads while it
+// still takes leave of its clients. It doesn't wait; Close is to follow. Any goroutine.
+func (n *Node) HandOver() { n.inbox.Push(nodeEvent{kind: nodeLeave}) }
+
+// leave hands over once that costs nobody anything.
+func (n *Node) leave() {
+	if e := n.serving.Load(); e != nil && n.now() >= n.leaveAt && (n.now() >= n.leaveBy || e.settled()) {
+		n.machine.Resign(n.now())
+		n.carryOut()
+	}
 }
 
 // settled tells whether everything that was taken is committed.

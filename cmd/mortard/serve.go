@@ -198,6 +198,7 @@ func (b *broker) stop() error {
 	if b.client != nil {
 		if b.node != nil {
 			b.node.Stopping()
+			b.node.HandOver() // the clients may take a while to close
 		} else {
 			b.engine.Stopping()
 		}

@@ -310,9 +310,13 @@ func TestStoppingLeader_HandsOverBeforeItsLeaseEnds(t *testing.T) {
 		r.publish(c, "t", "before", 20, 100)
 		old := r.leader()
 		asked := time.Now() // the lease was renewed a moment ago
-		r.stop(old)
-		r.leader(others(old)...)
+		stopped := make(chan error, 1)
+		go func() { stopped <- r.Node(old).Stop(harness.DefaultStopTimeout) }()
+		r.leader(others(old)...) // the old one may be taking leave of its clients still
 		took := time.Since(asked)
+		if err := <-stopped; err != nil {
+			t.Fatal(err)
+		}
 		r.launch(old)
 		t.Logf("the next leader serves after %v", took)
 		if took < lease-time.Second {
