@@ -40,7 +40,7 @@ run: build ## a broker on 127.0.0.1:7188 with its data in ./data
 
 check: build build-plain lint unit ## build, lint, unit tests
 
-test: build build-plain lint unit unit-plain race fuzz crash ## everything, as CI runs it
+test: build build-plain lint unit unit-plain race fuzz sim crash ## everything, as CI runs it
 	@echo "make test: everything passed"
 
 $(GOLANGCI):
@@ -93,7 +93,7 @@ sim-long: model-long ## model-long, then as many seeds of clusters as wanted: ma
 	$(SIM) --seeds $(or $(SEEDS),20000) --first $(or $(FIRST),1) $(ARGS)
 
 sim-mutants: ## deliberate faults in the broker, each of which the simulators have to find
-	go test -tags=uring,mutants -count=1 -timeout 0 -run Mutants ./engine/replica
+	go test -tags=uring,mutants -count=1 -timeout 0 -v -run Mutants ./engine/replica ./wal
 	go run -tags=uring,mutants ./sim/cmd/sim --mutants --seeds 2000 $(ARGS)
 
 model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [MODEL_SEEDS=5000] [FIRST=n]
