@@ -12,7 +12,7 @@ GOLANGCI_VERSION := v2.15.0
 GOLANGCI := $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION)
 
 FUZZTIME ?= 2s
-RACE_TIMEOUT := 20m
+TEST_TIMEOUT := 20m
 ARGS ?=
 
 .PHONY: all build build-race build-plain run check test lint unit unit-plain race fuzz integration crash soak sim sim-long sim-mutants model-long bench bench-groups bench-mixed bench-peers bench-peers-test bench-compare tidy clean help
@@ -64,14 +64,14 @@ unit race crash: export MORTARMQ_TEST_BINARIES = $(CURDIR)/$(BIN)
 PARALLEL := -parallel 8
 
 unit: build ## unit tests
-	go test $(PARALLEL) $(UNIT)
+	go test $(PARALLEL) -timeout $(TEST_TIMEOUT) $(UNIT)
 
 # The build tag decides about package ring only, and so about those that do their disk operations with its backends.
 unit-plain: ## unit tests of what differs without io_uring
 	GOFLAGS='$(PLAIN_GOFLAGS)' go test $(PARALLEL) ./ring/... ./engine ./cmd/...
 
 race: build ## unit tests under the race detector
-	go test $(PARALLEL) -race -short -timeout $(RACE_TIMEOUT) $(UNIT)
+	go test $(PARALLEL) -race -short -timeout $(TEST_TIMEOUT) $(UNIT)
 
 fuzz: ## every fuzz target for FUZZTIME (2s)
 	tools/fuzz $(FUZZTIME)
@@ -96,11 +96,10 @@ sim-mutants: ## deliberate faults in the broker, each of which the simulators ha
 	go test -tags=uring,mutants -count=1 -timeout 0 -v -run Mutants ./engine/replica ./wal
 	go run -tags=uring,mutants ./sim/cmd/sim --mutants --seeds 2000 $(ARGS)
 
-model-long: ## model tests of 10 000 steps a seed, and every simulated power cut: make model-long [MODEL_SEEDS=5000] [FIRST=n]
+model-long: ## model tests of 10 000 steps a seed: make model-long [MODEL_SEEDS=5000] [FIRST=n]
 	go test -count=1 -timeout 0 -run Model ./engine/group -args -steps 10000 -seeds $(or $(MODEL_SEEDS),1000) -first $(or $(FIRST),0)
 	go test -count=1 -timeout 0 -run RandomRuns ./engine/ledger -args -model.steps 10000 -model.seeds $(or $(MODEL_SEEDS),1000) -model.first $(or $(FIRST),0)
 	go test -count=1 -timeout 0 -run Letters_RandomLives ./engine/coord -args -letters.steps 10000 -letters.seeds $(or $(MODEL_SEEDS),1000) -letters.first $(or $(FIRST),0)
-	MORTARMQ_FULL_TESTS=1 go test -count=1 -timeout 0 ./wal
 
 BENCH := go run ./bench/cmd/mortarbench --mortard ./$(BIN)/mortard
 

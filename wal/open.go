@@ -128,6 +128,7 @@ func (o *opener) open() (*Journal, error) {
 		}
 	}
 	if err == nil {
+		o.checkDedup(j, found)
 		err = o.settle(found)
 	}
 	if err != nil {

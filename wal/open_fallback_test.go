@@ -2,7 +2,6 @@ package wal
 
 import (
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
@@ -95,7 +94,7 @@ func TestOpen_WithoutTheNewerHalfOfTheTable(t *testing.T) {
 }
 
 // TestOpen_WithoutTheNewerHalfPowerCuts cuts the power while the files are read, cut and swept, keeping nothing that wasn't
-// flushed, or all of it; see fullTests.
+// flushed, or all of it.
 func TestOpen_WithoutTheNewerHalfPowerCuts(t *testing.T) {
 	n, o := recycled(t)
 	d := n.d
@@ -104,7 +103,7 @@ func TestOpen_WithoutTheNewerHalfPowerCuts(t *testing.T) {
 		if op.Kind == ring.Read || op.Kind == ring.Stat || op.Kind == ring.Close {
 			return // leaves nothing behind
 		}
-		if step++; step%3 != 0 && os.Getenv(fullTests) == "" {
+		if step++; step%everyStep(3) != 0 {
 			return
 		}
 		for _, fate := range []simdisk.Fate{simdisk.Drop, simdisk.Keep} {

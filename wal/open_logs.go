@@ -103,6 +103,17 @@ func (o *opener) readDedup() error {
 	return o.h.Snapshot(SnapshotDedup, h.Position, data)
 }
 
+// checkDedup reports windows that are ahead of the journal: they are not of this data, but of what was set aside here before, or
+// the disk has given the content of another time. A journal whose end is lost says so itself.
+func (o *opener) checkDedup(j *Journal, found *journalRecovery) {
+	if at := RoundNumber(o.s.snaps.dedup); at > j.Flushed() && found.Suspect == nil && o.rec.DedupLost == nil {
+		path := o.s.snapshotPath(SnapshotDedup, snapshotID{})
+		o.rec.DedupLost = fmt.Errorf("%s is of round %d, the journal ends with round %d: the file is not of this data", path, at, j.Flushed())
+		o.s.log.Error("the producers' windows are not those of this journal: what a producer sends may be taken for what it has sent before",
+			"err", o.rec.DedupLost)
+	}
+}
+
 // readLedger hands the delivery cursors and the ledger over. Without them consumers would start over, so that anything
 // wrong with them is an error.
 func (o *opener) readLedger() error {

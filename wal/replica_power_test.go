@@ -2,7 +2,6 @@ package wal
 
 import (
 	"fmt"
-	"os"
 	"slices"
 	"testing"
 
@@ -56,16 +55,12 @@ func (p *replicaPower) cut() {
 	p.check(p.d.Clone(), fmt.Sprintf("step %d, killed", p.steps))
 }
 
-// everyStep returns how many steps lie between two power cuts of a test: n, fewer in a full run, more in a short one.
+// everyStep returns at which steps a test cuts the power: at each one, at every n-th in a short run.
 func everyStep(n int) int {
-	switch {
-	case os.Getenv(fullTests) != "":
-		return 1
-	case testing.Short():
-		return 5 * n
-	default:
+	if testing.Short() {
 		return n
 	}
+	return 1
 }
 
 // seeds returns how many random runs a test makes: n, fewer in a short run.
@@ -238,12 +233,13 @@ func (f *follower) state() ([]logRound, int, LogIndex) {
 // uncommitted, of the node's own rounds and of shipped ones, with checkpoints in between, trimmed and recycled files, a
 // power cut, a kill, a catch-up and a clean end.
 func TestReplica_SurvivesPowerCutsAtEveryStep(t *testing.T) {
+	t.Parallel()
 	pool := ring.NewPool(512 << 20)
 	o := smallStore(pool)
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
 	o.Journal.FileBytes, o.Journal.MaxFiles, o.Journal.MaxRoundBytes = 48<<10, 3, 16<<10
-	p := &replicaPower{t: t, o: o, pool: pool, every: everyStep(11), seen: map[uint64]bool{}}
+	p := &replicaPower{t: t, o: o, pool: pool, every: everyStep(55), seen: map[uint64]bool{}}
 	p.start(simdisk.New(simdisk.Options{SectorBytes: 4096}))
 	f := p.f
 	f.write(opening(position(1, 1, 0, 0)), 100, false, md)

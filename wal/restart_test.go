@@ -95,7 +95,7 @@ func newRestartPower(t *testing.T) *restartPower {
 	o := smallStore(pool)
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
-	p := &restartPower{t: t, o: o, pool: pool, may: map[StreamID][]contents{}, next: map[StreamID]Sequence{}, every: everyStep(7),
+	p := &restartPower{t: t, o: o, pool: pool, may: map[StreamID][]contents{}, next: map[StreamID]Sequence{}, every: everyStep(35),
 		seen: map[uint64]bool{}}
 	t.Cleanup(func() {
 		if n := pool.InUse(); n != 0 && !t.Failed() {
@@ -268,6 +268,7 @@ func (p *restartPower) prepare() {
 // TestStore_InstallSurvivesPowerCutsAtEveryStep replaces ledger and metadata by snapshots that reach far beyond them, adds
 // records behind, and goes on with ordinary snapshots.
 func TestStore_InstallSurvivesPowerCutsAtEveryStep(t *testing.T) {
+	t.Parallel()
 	p := newRestartPower(t)
 	p.prepare()
 	p.watch()
@@ -312,6 +313,7 @@ func TestStore_InstallSurvivesPowerCutsAtEveryStep(t *testing.T) {
 // TestStore_SkipSurvivesPowerCutsAtEveryStep lets two partitions begin anew, one of them with files and one without, fills
 // them, and lets one begin anew once more.
 func TestStore_SkipSurvivesPowerCutsAtEveryStep(t *testing.T) {
+	t.Parallel()
 	p := newRestartPower(t)
 	p.prepare()
 	p.watch()
@@ -353,6 +355,7 @@ func TestStore_SkipSurvivesPowerCutsAtEveryStep(t *testing.T) {
 // files are gone, then filled again from its first record. A sweep may be under way, whose checkpoint table speaks for
 // fewer rounds than those with records of the old files.
 func TestStore_ResetSurvivesPowerCutsAtEveryStep(t *testing.T) {
+	t.Parallel()
 	for _, swept := range []int{-1, 0, 5} {
 		t.Run(fmt.Sprintf("%d steps into a sweep", swept), func(t *testing.T) { resetPowerCuts(t, swept) })
 	}

@@ -347,6 +347,28 @@ func TestOpen_LostDedupSnapshotIsReported(t *testing.T) {
 	}
 }
 
+func TestOpen_DedupSnapshotOfOtherDataIsReported(t *testing.T) {
+	o := smallStore(testPool(t))
+	old := lived(t, o)
+	old.close()
+	n := openNode(t, simdisk.New(simdisk.Options{}), o)
+	n.publish(100, p0)
+	n.sweep()
+	n.close()
+	n = n.reopen(n.d, o)
+	if n.rec.DedupLost != nil {
+		t.Errorf("its own windows are reported: %v", n.rec.DedupLost)
+	}
+	n.close()
+	n.d.WriteFile(dedupTestPath, old.d.ReadFile(dedupTestPath))
+	n = n.reopen(n.d, o)
+	if n.rec.DedupLost == nil || !strings.Contains(n.rec.DedupLost.Error(), dedupTestPath) {
+		t.Errorf("windows of a longer life are taken: %v", n.rec.DedupLost)
+	}
+	n.check()
+	n.close()
+}
+
 // TestStore_FlushErrorIsForEver fails one flush: nothing becomes durable any more, the journal keeps everything, and a
 // restart has it all.
 func TestStore_FlushErrorIsForEver(t *testing.T) {
