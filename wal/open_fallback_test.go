@@ -103,7 +103,7 @@ func TestOpen_WithoutTheNewerHalfPowerCuts(t *testing.T) {
 		if op.Kind == ring.Read || op.Kind == ring.Stat || op.Kind == ring.Close {
 			return // leaves nothing behind
 		}
-		if step++; step%everyStep(3) != 0 {
+		if step++; step%everyStep(1, 3) != 0 {
 			return
 		}
 		for _, fate := range []simdisk.Fate{simdisk.Drop, simdisk.Keep} {

@@ -55,12 +55,12 @@ func (p *replicaPower) cut() {
 	p.check(p.d.Clone(), fmt.Sprintf("step %d, killed", p.steps))
 }
 
-// everyStep returns at which steps a test cuts the power: at each one, at every n-th in a short run.
-func everyStep(n int) int {
+// everyStep returns how many steps lie between two power cuts of a test: n, or short in a short run.
+func everyStep(n, short int) int {
 	if testing.Short() {
-		return n
+		return short
 	}
-	return 1
+	return n
 }
 
 // seeds returns how many random runs a test makes: n, fewer in a short run.
@@ -239,7 +239,7 @@ func TestReplica_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
 	o.Journal.FileBytes, o.Journal.MaxFiles, o.Journal.MaxRoundBytes = 48<<10, 3, 16<<10
-	p := &replicaPower{t: t, o: o, pool: pool, every: everyStep(55), seen: map[uint64]bool{}}
+	p := &replicaPower{t: t, o: o, pool: pool, every: everyStep(11, 55), seen: map[uint64]bool{}}
 	p.start(simdisk.New(simdisk.Options{SectorBytes: 4096}))
 	f := p.f
 	f.write(opening(position(1, 1, 0, 0)), 100, false, md)

@@ -95,7 +95,7 @@ func newRestartPower(t *testing.T) *restartPower {
 	o := smallStore(pool)
 	o.Replicated = true
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
-	p := &restartPower{t: t, o: o, pool: pool, may: map[StreamID][]contents{}, next: map[StreamID]Sequence{}, every: everyStep(35),
+	p := &restartPower{t: t, o: o, pool: pool, may: map[StreamID][]contents{}, next: map[StreamID]Sequence{}, every: everyStep(7, 35),
 		seen: map[uint64]bool{}}
 	t.Cleanup(func() {
 		if n := pool.InUse(); n != 0 && !t.Failed() {

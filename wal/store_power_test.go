@@ -279,7 +279,7 @@ func TestStore_SurvivesPowerCutsAtEveryStep(t *testing.T) {
 	o := smallStore(ring.NewPool(512 << 20))
 	o.Store.SegmentMaxBytes, o.Store.LogRollBytes = 12<<10, 5000
 	o.Journal.FileBytes, o.Journal.MaxFiles, o.Journal.MaxRoundBytes = 48<<10, 3, 16<<10
-	p := &storePower{t: t, o: o, every: everyStep(30), seen: map[uint64]bool{}}
+	p := &storePower{t: t, o: o, every: everyStep(1, 30), seen: map[uint64]bool{}}
 	p.o.Deleted = func(topic uint16) bool {
 		_, _, dropped := p.sets()
 		return dropped[topic]

@@ -185,7 +185,7 @@ func TestOpen_SuspectEndSurvivesPowerCutsAtEveryStep(t *testing.T) {
 				if op.Kind == ring.Read || op.Kind == ring.Stat || op.Kind == ring.ReadDir {
 					return
 				}
-				if steps++; steps%everyStep(10) != 0 {
+				if steps++; steps%everyStep(2, 10) != 0 {
 					return
 				}
 				pending := d.Pending()
