@@ -47,6 +47,8 @@ func (p *partition) read(then func(error)) {
 	}
 	p.o.s.do(ring.Op{Kind: ring.ReadDir, Path: p.st.dir}, func(op *ring.Op) {
 		switch {
+		case op.Err == nil && len(op.Names) == 0:
+			p.empty()
 		case op.Err == nil:
 			p.list(op.Names)
 			p.readMQC()
@@ -61,6 +63,20 @@ func (p *partition) read(then func(error)) {
 			p.quarantine(&CorruptionError{Path: p.st.dir, Sequence: p.cp.Next - 1,
 				Cause: errors.New("the directory is missing, though the checkpoint table knows the partition")})
 		}
+	})
+}
+
+// empty goes on with a directory that has nothing in it. It may have had a report (see Store.removeOld), whose removal a process
+// that was killed did not live to make durable: were it back after a power cut, what comes into the partition meanwhile would not
+// be served.
+func (p *partition) empty() {
+	p.o.s.do(ring.Op{Kind: ring.SyncDir, Path: p.st.dir}, func(op *ring.Op) {
+		if op.Err != nil {
+			p.then(op.Err)
+			return
+		}
+		p.list(nil)
+		p.readMQC()
 	})
 }
 
