@@ -487,9 +487,6 @@ func (r *replication) sealed(p replica.Point, ticket uint64, answers []answer) {
 	s.inFlight.push(roundAnswers{round: round.Number, answers: answers, repl: replicaRound{
 		r: round, point: p, ticket: ticket, upTo: r.sealedBytes, sealed: s.eng.now(),
 	}})
-	if mutant.Is("answer-before-flush") && r.leading {
-		r.log.Flushed(ticket)
-	}
 }
 
 // notLeading is the answer to clients of a node that does not lead: it names the leader where it is known.

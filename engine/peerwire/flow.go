@@ -24,7 +24,8 @@ const (
 // What was sent and is not durable at the receiver stays within a window; and the pace begins at its minimum, so that
 // reading and sending take a small part of disk and network. Each quarter of a second it is raised by a half where the gap
 // between the leader and the follower did not shrink, otherwise lowered by a quarter where live traffic suffers, and raised by
-// a quarter where it does not. With the maximum reached and the gap still growing, publishers have to be slowed down (0x4001): Overwhelmed.
+// a quarter where it does not. With the maximum reached and the gap still growing, publishers have to be slowed down (0x4001):
+// Overwhelmed.
 //
 // The zero value is a flow that begins at time 0.
 type Flow struct {
