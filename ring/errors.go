@@ -54,7 +54,7 @@ func opError(op *Op, cause error) error {
 var kindNames = [...]string{
 	Read: "read", Write: "write", WriteSync: "write-sync", Sync: "sync", Open: "open", Close: "close",
 	Allocate: "allocate", Truncate: "truncate", Rename: "rename", Remove: "remove", Mkdir: "mkdir",
-	SyncDir: "sync-dir", ReadDir: "read-dir", Stat: "stat", Cached: "cached", StatFS: "stat-fs",
+	SyncDir: "sync-dir", ReadDir: "read-dir", Stat: "stat", Cached: "cached", Uncache: "uncache", StatFS: "stat-fs",
 }
 
 // String returns the kind's name as it stands in errors.
@@ -69,6 +69,9 @@ func (k Kind) valid() bool { return k >= Read && k <= StatFS }
 
 // data tells whether the kind goes through io_uring where there is one.
 func (k Kind) data() bool { return k >= Read && k <= Sync }
+
+// brief tells whether operations of the kind run on the owner's thread because they take less than to hand them on.
+func (k Kind) brief() bool { return k == Cached || k == Uncache }
 
 // ranged tells whether Off and a length mean something.
 func (k Kind) ranged() bool { return k == Read || k == Write || k == WriteSync || k == Allocate }

@@ -129,6 +129,8 @@ func fileOp(op *Op, refused func(path string)) {
 		op.Size, err = stat(op.Path, op.FD)
 	case Cached:
 		op.Size, err = cached(op.FD, op.Off, op.Size)
+	case Uncache:
+		err = unix.Fadvise(op.FD, op.Off, op.Size, unix.FADV_DONTNEED)
 	case StatFS:
 		op.Size, err = available(op.Path)
 	default:

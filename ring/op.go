@@ -39,6 +39,9 @@ const (
 	// not written back, or where the kernel doesn't tell (before Linux 6.5). It runs on the owner's thread, inside the next
 	// Poll or Wait, and doesn't block.
 	Cached
+	// Uncache takes Size bytes of FD from Off on, or all of them where Size is 0, out of the page cache, but for what is not
+	// written back. It is advice, which the kernel may ignore. It runs where Cached does.
+	Uncache
 	// StatFS sets Size to the bytes available to an unprivileged writer on the file system that holds Path.
 	StatFS
 )
@@ -71,7 +74,7 @@ type Op struct {
 	FD int
 	// Off is the byte offset in the file.
 	Off int64
-	// Size is the length for Allocate and Truncate, the result of Stat and StatFS, both for Cached, in bytes.
+	// Size is the length for Allocate, Truncate and Uncache, the result of Stat and StatFS, both for Cached, in bytes.
 	Size int64
 	Buf  []byte
 	// Inline has a data operation run as a plain system call, on the owner's thread, inside the next Poll or Wait, which

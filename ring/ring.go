@@ -189,7 +189,7 @@ func (r *Ring) Submit(op *Op) {
 	case !op.Kind.valid() || op.Off < 0:
 		// io_uring takes offset -1 for the file's position.
 		r.fail(op, unix.EINVAL)
-	case op.Kind.data() && op.Inline, op.Kind == Cached:
+	case op.Kind.data() && op.Inline, op.Kind.brief():
 		r.inline.push(op)
 	case op.Kind.data():
 		r.b.submit(op)
@@ -353,7 +353,7 @@ func (r *Ring) flush() {
 // runInline runs the operations that the owner does itself.
 func (r *Ring) runInline() {
 	for op := r.inline.pop(); op != nil; op = r.inline.pop() {
-		if op.Kind == Cached {
+		if op.Kind.brief() {
 			fileOp(op, r.logDirectRefused)
 		} else {
 			transfer(op, &r.stats)

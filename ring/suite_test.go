@@ -272,6 +272,28 @@ func TestRing_CachedTellsWhatIsInThePageCache(t *testing.T) {
 	})
 }
 
+func TestRing_UncacheLosesNothing(t *testing.T) {
+	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
+		path := filepath.Join(t.TempDir(), "f")
+		want := bytes.Repeat([]byte("kept"), 16*BlockSize)
+		if err := os.WriteFile(path, want, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		fd := must(t, r, &Op{Kind: Open, Path: path}).FD
+		must(t, r, &Op{Kind: Uncache, FD: fd, Off: BlockSize}) // not written back yet
+		must(t, r, &Op{Kind: Sync, FD: fd})
+		must(t, r, &Op{Kind: Uncache, FD: fd})
+		must(t, r, &Op{Kind: Uncache, FD: fd, Off: 1 << 40, Size: BlockSize})
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("the file has %d bytes, wrote %d: %v", len(got), len(want), err)
+		}
+		must(t, r, &Op{Kind: Close, FD: fd})
+		if op := do(t, r, &Op{Kind: Uncache, FD: 1 << 20}); op.Err == nil {
+			t.Error("a file that is not open was taken out of the page cache")
+		}
+	})
+}
+
 func TestRing_OpenWithoutDirectWhereRefused(t *testing.T) {
 	eachBackend(t, Options{}, func(t *testing.T, r *Ring) {
 		// procfs has no direct I/O on any kernel; tmpfs has from 6.6 on.

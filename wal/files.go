@@ -35,6 +35,9 @@ type segment struct {
 	// present sweep began to flush. queued says that the segment is in Store.dirtySegs.
 	dirty, sweeping int64
 	queued          bool
+	// buffered says that the page cache has what was written since the last flush; what lies before uncached it has lost.
+	buffered bool
+	uncached int64
 
 	index   *segIndex // of a full segment, if it is in memory
 	loading []func(*segIndex, error)

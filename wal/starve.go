@@ -146,6 +146,7 @@ func (s *Store) flushEarly(seg *segment) {
 		case !seg.st.dropped:
 			s.fail("flush segment", seg.st.path(seg), op.Err)
 		}
+		s.uncache(seg)
 		s.release(seg)
 		if len(s.files.list) > 0 {
 			s.closeIdle()

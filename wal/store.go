@@ -48,6 +48,9 @@ const (
 	writeBuffers     = 4
 	writeBufferBytes = 1 << 20
 
+	// keepCached is how long after a read of a partition's files what is written to them stays in the page cache.
+	keepCached = time.Minute
+
 	// statEvery is how often the free space is looked up.
 	statEvery = time.Second
 	// plentyBytes of free space need not be watched while nothing is written.

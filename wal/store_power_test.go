@@ -33,7 +33,9 @@ func (p *storePower) watch(d *simdisk.Disk) {
 	p.d = d
 	d.OnStep(func(op *ring.Op) {
 		// What only reads leaves nothing behind.
-		if op.Kind != ring.Read && op.Kind != ring.Stat && op.Kind != ring.ReadDir && op.Kind != ring.Cached && op.Kind != ring.StatFS && op.Kind != ring.Close {
+		switch op.Kind {
+		case ring.Read, ring.Stat, ring.ReadDir, ring.Cached, ring.Uncache, ring.StatFS, ring.Close:
+		default:
 			p.cut()
 		}
 	})

@@ -125,6 +125,9 @@ func (t *readTask) fail(err error) {
 
 func (t *readTask) start0() {
 	t.st = t.s.streams.get(t.req.Stream)
+	if t.st != nil {
+		t.st.wasRead, t.st.readAt = true, t.s.now
+	}
 	switch {
 	case t.st == nil || t.st.dropped || t.req.Stream.Kind != Messages:
 		t.finish(nil)

@@ -3,8 +3,10 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/mortarmq/mortarmq/ring"
 	"github.com/mortarmq/mortarmq/wal/simdisk"
@@ -50,6 +52,49 @@ func TestStoreRead_ChunksOfAnySizeGiveTheSameRecords(t *testing.T) {
 		}
 		c.Release()
 	}
+	n.close()
+}
+
+// What was flushed leaves the page cache, but for partitions whose files somebody reads.
+func TestStore_FlushedFilesLeaveThePageCache(t *testing.T) {
+	n := openNode(t, simdisk.New(simdisk.Options{}), smallStore(testPool(t)))
+	uncached := map[StreamID]bool{}
+	n.d.OnStep(func(op *ring.Op) {
+		for _, st := range n.s.order {
+			for _, seg := range st.segs {
+				if op.Kind == ring.Uncache && op.FD == seg.fd {
+					uncached[st.id] = true
+				}
+			}
+		}
+	})
+	for _, test := range []struct {
+		when string
+		read bool
+		wait time.Duration
+		want map[StreamID]bool
+	}{
+		{"nobody reads", false, 0, map[StreamID]bool{p0: true, p2: true}},
+		{"the first one is read", true, keepCached - time.Second, map[StreamID]bool{p2: true}},
+		{"that was a while ago", false, 2 * time.Second, map[StreamID]bool{p0: true, p2: true}},
+	} {
+		if test.read {
+			if _, err := n.readAll(p0, 1, MaxReadBytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.now += test.wait
+		n.settle()
+		clear(uncached)
+		for range 3 {
+			n.publish(900, p0, p2, le)
+		}
+		n.sweep()
+		if !maps.Equal(uncached, test.want) {
+			t.Errorf("%s: %v left the page cache, want %v", test.when, uncached, test.want)
+		}
+	}
+	n.check()
 	n.close()
 }
 

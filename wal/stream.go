@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"sort"
+	"time"
 )
 
 // run is a stretch of committed records that waits to be written. It holds a reference to its round.
@@ -68,6 +69,9 @@ type stream struct {
 	readOff  int64
 	// readFrom is where this start went on in the file that was the newest then.
 	readFrom int64
+	// readAt is when the files were read last, if ever.
+	readAt  time.Duration
+	wasRead bool
 	// settling are loads of indexes that wait for writes to end.
 	settling []*indexLoad
 

@@ -176,10 +176,29 @@ func (s *Store) syncFile(seg *segment) {
 			}
 			seg.sweeping = 0
 			err := op.Err
+			s.uncache(seg)
 			s.release(seg)
 			s.syncDone(seg, err)
 		})
 	})
+}
+
+// uncache takes a file that was flushed out of the page cache, unless somebody reads behind what is in memory: what is read
+// soon is read from memory, and what isn't would grow the cache until the kernel has to search it for pages to free, in the
+// middle of somebody's write. On a virtual machine that returns free memory to its host, a page that is not used again but
+// taken anew costs twelve times the write itself. The file is in use.
+func (s *Store) uncache(seg *segment) {
+	st := seg.st
+	if !seg.buffered || s.closing.started || st.id.Kind != Messages || st.wasRead && s.now-st.readAt < keepCached {
+		return
+	}
+	seg.buffered = seg.dirty > 0
+	from := seg.uncached
+	if st.sealed.Base == seg.base {
+		seg.uncached = int64(st.sealed.Offset) &^ (ring.BlockSize - 1) // what lies behind may have been written since
+	}
+	s.use(seg)
+	s.do(ring.Op{Kind: ring.Uncache, FD: seg.fd, Off: from}, func(*ring.Op) { s.release(seg) })
 }
 
 func (s *Store) syncDone(seg *segment, err error) {

@@ -346,6 +346,7 @@ func (s *Store) submitPiece(st *stream, w *writeBuffer, fd int, off int64, buf [
 	// Into the page cache by the store's own thread: io_uring gives each such write to a worker thread of the kernel, to wake
 	// which takes as long as the write.
 	p.op.Inline = fd == seg.fd
+	seg.buffered = seg.buffered || p.op.Inline
 	s.disk.Submit(&p.op)
 }
 

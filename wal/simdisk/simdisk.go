@@ -317,7 +317,7 @@ func (f *flight) start(d *Disk) {
 	op := f.op
 	p := op.Path
 	switch op.Kind {
-	case ring.Read, ring.Write, ring.WriteSync, ring.Sync, ring.Close, ring.Allocate, ring.Truncate, ring.Cached:
+	case ring.Read, ring.Write, ring.WriteSync, ring.Sync, ring.Close, ring.Allocate, ring.Truncate, ring.Cached, ring.Uncache:
 		if f.file = d.files[op.FD]; f.file == nil {
 			f.err = syscall.EBADF
 			return
@@ -448,6 +448,8 @@ func (f *flight) apply(d *Disk) error {
 		if d.opts.Uncached {
 			op.Size = 0
 		}
+		return nil
+	case ring.Uncache:
 		return nil
 	case ring.Stat:
 		if f.file != nil {
