@@ -56,13 +56,16 @@ func decodeCheckpoint(b []byte) (c checkpoint, err error) {
 	if len(b) < 5 {
 		return c, &CorruptionError{Offset: int64(len(b)), Cause: errCheckpointLen}
 	}
-	if err := (format{magicCheckpoint, checkpointVersion}).check(b); err != nil {
+	sum := func(b []byte) error {
+		if len(b) != checkpointLen {
+			return &CorruptionError{Offset: int64(len(b)), Cause: errCheckpointLen}
+		}
+		return checkCRC(b, 5)
+	}
+	if err := (format{magicCheckpoint, checkpointVersion}).check(b, sum); err != nil {
 		return c, err
 	}
-	if len(b) != checkpointLen {
-		return c, &CorruptionError{Offset: int64(len(b)), Cause: errCheckpointLen}
-	}
-	if err := checkCRC(b, 5); err != nil {
+	if err := sum(b); err != nil {
 		return c, err
 	}
 	c.Next = Sequence(binary.BigEndian.Uint64(b[9:]))
@@ -229,18 +232,21 @@ func decodeTable(b []byte, journal int) (t table, ok bool, err error) {
 	if allZero(b[:tableHeaderLen]) {
 		return t, false, nil
 	}
-	if err := (format{magicTable, tableVersion}).check(b); err != nil {
-		return t, false, err
-	}
 	n := int64(binary.BigEndian.Uint32(b[20:]))
 	end := tableHeaderLen + n*tableRowLen
-	if end > int64(len(b)) {
-		return t, false, &CorruptionError{Cause: errTableRows}
+	sum := func(b []byte) error {
+		if end > int64(len(b)) {
+			return &CorruptionError{Cause: errTableRows}
+		}
+		return checkCRC(b[:end], tableCRCOffset)
 	}
-	b = b[:end]
-	if err := checkCRC(b, tableCRCOffset); err != nil {
+	if err := (format{magicTable, tableVersion}).check(b, sum); err != nil {
 		return t, false, err
 	}
+	if err := sum(b); err != nil {
+		return t, false, err
+	}
+	b = b[:end]
 	t.Journal = int(binary.BigEndian.Uint16(b[6:]))
 	t.Generation = binary.BigEndian.Uint64(b[8:])
 	t.SlotBytes = int(binary.BigEndian.Uint32(b[16:]))
@@ -354,13 +360,20 @@ func putSnapshotHeader(dst []byte, h *snapshotHeader, data []byte) {
 
 var errSnapshotLen = errors.New("the file's length disagrees with the snapshot's")
 
-// decodeSnapshotHeader decodes the header of a snapshot file of size bytes. Errors are a *VersionError or a
+// decodeSnapshotHeader decodes the header of a snapshot file of size bytes, of which b is the whole or the beginning. Errors are a *VersionError or a
 // *CorruptionError without path.
 func decodeSnapshotHeader(b []byte, kind SnapshotKind, size int64) (h snapshotHeader, err error) {
 	if len(b) < snapshotHeaderLen {
 		return h, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
-	if err := (format{snapshotMagic(kind), snapshotVersion}).check(b); err != nil {
+	sum := func(b []byte) error {
+		if int64(len(b)) != size {
+			return errSnapshotLen // unknown without the rest
+		}
+		h := snapshotHeader{crc: binary.BigEndian.Uint32(b[snapshotCRCOffset:])}
+		return h.checkData(b, b[snapshotHeaderLen:])
+	}
+	if err := (format{snapshotMagic(kind), snapshotVersion}).check(b, sum); err != nil {
 		return h, err
 	}
 	h.Kind = kind

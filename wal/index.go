@@ -230,10 +230,11 @@ func decodeIndex(b []byte, id StreamID, base Sequence) (*segIndex, error) {
 	if len(b) < indexHeaderLen {
 		return nil, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
-	if err := (format{magicIndex, indexVersion}).check(b); err != nil {
+	sum := func(b []byte) error { return checkCRC(b, indexCRCOffset) }
+	if err := (format{magicIndex, indexVersion}).check(b, sum); err != nil {
 		return nil, err
 	}
-	if err := checkCRC(b, indexCRCOffset); err != nil {
+	if err := sum(b); err != nil {
 		return nil, err
 	}
 	n, m := int64(binary.BigEndian.Uint32(b[12:])), int64(binary.BigEndian.Uint32(b[32:]))

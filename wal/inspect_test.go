@@ -145,9 +145,14 @@ func TestInspect_SegmentDamage(t *testing.T) {
 			return b
 		}, []string{"damage 0+4096 checksum is *", "record 4096*", "record 4154*", "padding 4212*", "record 8192*", "padding 8251*"}},
 		{"a newer version is not guessed at", "", func(b []byte) []byte {
-			b[4] = 2
+			b[4], b[8] = 2, b[8]+1
 			return b
 		}, []string{"damage 0+16384 data/topics/3/1/00000000000000000007.mqs has format version 2*"}},
+		{"a flipped bit in the version leaves the records", "", func(b []byte) []byte {
+			b[4] ^= 64
+			return b
+		}, []string{"damage 0+4096 the format version is damaged: it is 65, and the checksum that of version 1",
+			"record 4096*", "record 4154*", "padding 4212*", "record 8192*", "padding 8251*"}},
 		{"a sequence is missing", "", func(b []byte) []byte {
 			PutRecord(b[8192:], &Record{Sequence: 11, LeaderEpoch: 1, Key: []byte("k"), Value: []byte("v9")})
 			return b

@@ -97,11 +97,17 @@ func decodeFileHeader(path string, b []byte, journal int, number uint32) (*journ
 	if string(b[:4]) != journalMagic {
 		return nil, corrupt(errFileMagic)
 	}
-	if b[4] > journalVersion {
-		return nil, &VersionError{Path: path, Version: b[4], Supported: journalVersion}
+	sum := func(b []byte) error {
+		if want, got := binary.BigEndian.Uint64(b[40:]), xxhash.Sum64(b[:40]); want != got {
+			return &checksumError{want, got}
+		}
+		return nil
 	}
-	if want, got := binary.BigEndian.Uint64(b[40:]), xxhash.Sum64(b[:40]); want != got {
-		return nil, corrupt(&checksumError{want, got})
+	if b[4] > journalVersion {
+		return nil, wrapFile(path, nil, newer(b, 4, journalVersion, sum))
+	}
+	if err := sum(b); err != nil {
+		return nil, corrupt(err)
 	}
 	f := &journalFile{
 		path:   path,

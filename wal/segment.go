@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -98,13 +99,14 @@ func decodeSegmentHeader(b []byte, kind StreamKind) (h segmentHeader, err error)
 		return h, &CorruptionError{Offset: int64(len(b)), Cause: errHeaderShort}
 	}
 	b = b[:segmentHeaderLen]
-	if err := (format{segmentMagic(kind), segmentFormatVersion}).check(b); err != nil {
+	sum := func(b []byte) error { return checkCRC(b, segmentCRCOffset) }
+	if err := (format{segmentMagic(kind), segmentFormatVersion}).check(b, sum); err != nil {
 		return h, err
 	}
 	if b[5] > segmentHeaderVersion {
-		return h, &VersionError{Version: b[5], Supported: segmentHeaderVersion}
+		return h, newer(b, 5, segmentHeaderVersion, sum)
 	}
-	if err := checkCRC(b, segmentCRCOffset); err != nil {
+	if err := sum(b); err != nil {
 		return h, err
 	}
 	if binary.BigEndian.Uint32(b[12:]) != segmentHeaderLen {
@@ -126,19 +128,35 @@ type format struct {
 	version uint8
 }
 
-// check checks the first 5 bytes of a file. The version comes before any checksum: a newer format may have another one.
-func (f format) check(b []byte) error {
+// check checks the first 5 bytes of a file. The version comes before any checksum, which sum checks as this build knows it:
+// a newer format may have another one.
+func (f format) check(b []byte, sum func(b []byte) error) error {
 	if [4]byte(b[:4]) != f.magic {
 		return &CorruptionError{Cause: errMagic}
 	}
 	switch {
 	case b[4] > f.version:
-		return &VersionError{Version: b[4], Supported: f.version}
+		return newer(b, 4, f.version, sum)
 	case b[4] == 0:
 		return &CorruptionError{Offset: 4, Cause: errors.New("format version 0 doesn't exist")}
 	}
 	return nil
 }
+
+// newer returns the error for the version in b[at], of which supported is the newest that this build reads. Where the checksum
+// is right with that one in its place, nobody has written a newer file: the byte is damaged.
+func newer(b []byte, at int, supported uint8, sum func(b []byte) error) error {
+	version := b[at]
+	b = slices.Clone(b)
+	b[at] = supported
+	if sum(b) == nil {
+		return &CorruptionError{Cause: fmt.Errorf("%w: it is %d, and the checksum that of version %d",
+			errVersionByte, version, supported)}
+	}
+	return &VersionError{Version: version, Supported: supported}
+}
+
+var errVersionByte = errors.New("the format version is damaged")
 
 // crcWithout returns the CRC-32C of b without the 4 bytes at off, where the checksum itself stands.
 func crcWithout(b []byte, off int) uint32 {

@@ -84,9 +84,10 @@ func TestOpen_NewerFormatIsRefusedByName(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			d := n.d.Clone()
 			b := d.ReadFile(path)
-			b[4] = 2
+			newer := func(b []byte) { b[4], b[8] = 2, ^b[8] } // its checksum is not that of version 1
+			newer(b)
 			if path == tableTestPath {
-				b[len(b)/2+4] = 2
+				newer(b[len(b)/2:])
 			}
 			d.WriteFile(path, b)
 			before := d.Clone()
@@ -102,6 +103,15 @@ func TestOpen_NewerFormatIsRefusedByName(t *testing.T) {
 	}
 }
 
+// damageIndexes changes a byte of every index.
+func damageIndexes(d *simdisk.Disk, off int64, mask byte) {
+	for _, p := range d.Paths() {
+		if strings.HasSuffix(p, indexSuffix) {
+			d.Damage(p, off, mask)
+		}
+	}
+}
+
 // TestOpen_RedundantFilesMayBeLost takes away or damages what is there twice, or can be found otherwise.
 func TestOpen_RedundantFilesMayBeLost(t *testing.T) {
 	mqc := func(id StreamID) string { return streamDir(testDataDir, 0, id) + "/" + checkpointFile }
@@ -113,6 +123,9 @@ func TestOpen_RedundantFilesMayBeLost(t *testing.T) {
 		"table zeroed":                   func(d *simdisk.Disk) { d.WriteFile(tableTestPath, make([]byte, 8192)) },
 		"table empty":                    func(d *simdisk.Disk) { d.WriteFile(tableTestPath, nil) },
 		"table and checkpoints missing":  func(d *simdisk.Disk) { d.RemoveFile(tableTestPath); d.RemoveFile(mqc(p0)); d.RemoveFile(mqc(p1)) },
+		"partition checkpoint's version": func(d *simdisk.Disk) { d.Damage(mqc(p0), 4, 4) },
+		"indexes damaged":                func(d *simdisk.Disk) { damageIndexes(d, 70, 1) },
+		"indexes' version":               func(d *simdisk.Disk) { damageIndexes(d, 4, 64) },
 		"newest metadata snapshot":       func(d *simdisk.Disk) { d.Damage(find(t, d, snapshotPrefix), 33, 1) },
 		"newest metadata snapshot short": func(d *simdisk.Disk) { d.WriteFile(find(t, d, snapshotPrefix), []byte("MMMS\x01")) },
 		"bytes behind the checkpoint": func(d *simdisk.Disk) {

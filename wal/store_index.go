@@ -159,7 +159,8 @@ func (l *indexLoad) release(x *segIndex, err error) {
 	l.finish(x, err)
 }
 
-// readFile reads the index file. A file that doesn't fit is made again.
+// readFile reads the index file. One that doesn't fit is made again, and so is one of a newer version: what it says can be
+// found in the segment.
 func (l *indexLoad) readFile() {
 	s, st := l.s, l.seg.st
 	path := st.indexPath(l.seg.base)
@@ -168,10 +169,7 @@ func (l *indexLoad) readFile() {
 		if err == nil {
 			x, err = decodeIndex(b, st.id, l.seg.base)
 		}
-		var version *VersionError
 		switch {
-		case errors.As(err, &version):
-			l.release(nil, wrapFile(path, st, err))
 		case errors.Is(err, ErrNoMemory):
 			l.release(nil, err)
 		case err != nil || x.covered != l.end:

@@ -125,7 +125,8 @@ func filesWithMagic(t *testing.T, dir, magic string) []string {
 	return list
 }
 
-// The format version is the byte behind the magic in every file (storage, "Magics").
+// The format version is the byte behind the magic in every file (storage, "Magics"). What stands in a newer file doesn't have
+// the checksum that this version would.
 func TestStart_RefusesAFormatVersionThatIsTooNew(t *testing.T) {
 	for _, magic := range []string{"MMJL", "MMQS", "MMCK", "MMML", "MMLQ"} {
 		t.Run(magic, func(t *testing.T) {
@@ -137,6 +138,7 @@ func TestStart_RefusesAFormatVersionThatIsTooNew(t *testing.T) {
 			}
 			for _, path := range files {
 				overwrite(t, path, 4, []byte{0xEE})
+				overwrite(t, path, 8, []byte{0xEE}) // the version alone would be a damaged byte: the checksum tells
 			}
 			_, err := target.Start(t.Context())
 			var start *harness.StartError
