@@ -218,6 +218,8 @@ type supply struct {
 	busy  bool
 	chunk *wal.Chunk
 	out   []outPiece
+	// parts is how many parts of the answer there are so far; a chunk has the last one's number.
+	parts uint32
 	again time.Duration // when to look again, without anything to wait for
 	done  bool
 	// calm is the commit latency when the transfer began; taken and takenBytes are the records sent and their bytes.
@@ -385,7 +387,10 @@ func (s *supply) send(now time.Duration) bool {
 			return false
 		}
 		if c := s.chunk; c != nil {
-			f := &peerwire.Records{Transfer: s.key.transfer, Stream: s.plan[s.next].Stream, First: uint64(c.First), Count: uint32(c.Count)}
+			f := &peerwire.Records{
+				Part:   peerwire.Part{Transfer: s.key.transfer, Number: s.parts},
+				Stream: s.plan[s.next].Stream, First: uint64(c.First), Count: uint32(c.Count),
+			}
 			if !s.n.opts.Peers.Bulk(s.key.peer, f, c.Bytes(), c) {
 				s.again = now + supplyPause/10
 				return false
@@ -452,13 +457,20 @@ func (s *supply) took(id wal.StreamID, from uint64, chunk *wal.Chunk, err error)
 		s.next++ // the rest is in memory, and comes with the live stream
 	default:
 		if first := uint64(chunk.First); first > from {
-			s.out = append(s.out, outPiece{frame: &peerwire.Skip{Transfer: s.key.transfer, Stream: s.plan[s.next].Stream, Next: first}})
+			s.out = append(s.out, outPiece{frame: &peerwire.Skip{Part: s.part(), Stream: s.plan[s.next].Stream, Next: first}})
 			s.have[id] = first
 			chunk.Release() // it is read again behind the skip
 			return
 		}
+		s.part()
 		s.chunk = chunk
 	}
+}
+
+// part begins the next frame; they are sent in this order.
+func (s *supply) part() peerwire.Part {
+	s.parts++
+	return peerwire.Part{Transfer: s.key.transfer, Number: s.parts}
 }
 
 // cancel ends the transfer from this side.
@@ -503,7 +515,7 @@ func (s *supply) snapshots() {
 			}
 			s.piece(peerwire.SnapshotCursors, sn.LedgerPosition, sn.Cursors)
 			s.piece(peerwire.SnapshotWindows, uint64(s.cut.point.Index), s.cut.windows)
-			s.out = append(s.out, outPiece{frame: &peerwire.CatchupDone{Transfer: s.key.transfer, Point: s.cut.point, Commit: s.cut.commit}})
+			s.out = append(s.out, outPiece{frame: &peerwire.CatchupDone{Part: s.part(), Point: s.cut.point, Commit: s.cut.commit}})
 		})
 	})
 }
@@ -513,7 +525,7 @@ func (s *supply) piece(what uint8, position uint64, b []byte) {
 	total := uint64(len(b))
 	for off := 0; off == 0 || off < len(b); off += snapshotPiece {
 		s.out = append(s.out, outPiece{
-			frame:   &peerwire.Snapshot{Transfer: s.key.transfer, What: what, Epoch: s.n.led, Position: position, Offset: uint64(off), Total: total},
+			frame:   &peerwire.Snapshot{Part: s.part(), What: what, Epoch: s.n.led, Position: position, Offset: uint64(off), Total: total},
 			payload: b[off:min(off+snapshotPiece, len(b))],
 		})
 	}

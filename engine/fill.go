@@ -17,7 +17,8 @@ type fill struct {
 	peer     replica.NodeID
 	transfer peerwire.Transfer
 	frames   fifo[fillFrame]
-	off      int // bytes taken of the first frame's payload
+	parts    uint32 // of the transfer that have come
+	off      int    // bytes taken of the first frame's payload
 	// waiting: the store is busy with a Skip, a Reset or an Install; resets are the partitions that begin anew first.
 	waiting bool
 	resets  int
@@ -37,7 +38,10 @@ type fillFrame struct {
 	payload peerwire.Payload
 }
 
-var errFillOrder = errors.New("the leader sent records out of order")
+var (
+	errFillOrder = errors.New("the leader sent records out of order")
+	errFillLost  = errors.New("a part of what the leader sent was lost on the way")
+)
 
 // startFill gives up what is pending and begins to catch up, or begins again with another transfer. positions gets what
 // the log has.
@@ -52,7 +56,7 @@ func (r *replication) startFill(ev *replicaEvent) {
 	}
 	f.drop()
 	f.peer, f.transfer, f.done, f.pieces = ev.peer, ev.transfer, ev.done, map[uint8][]byte{}
-	f.durable, f.gathered, f.ending, f.err = 0, 0, false, nil
+	f.parts, f.durable, f.gathered, f.ending, f.err = 0, 0, 0, false, nil
 	for i := range f.sealed.len() {
 		*f.sealed.at(i) = 0 // of the transfer before
 	}
@@ -123,6 +127,19 @@ func (f *fill) take(ev *replicaEvent) {
 			ev.payload.Release()
 		}
 		return
+	}
+	if part, ok := ev.frame.(peerwire.NumberedPart); ok {
+		if part.PartNumber() != f.parts+1 {
+			if ev.payload != nil {
+				ev.payload.Release()
+			}
+			if part.PartNumber() > f.parts {
+				// Nothing else tells: the end would say that the log is complete without a partition or a snapshot.
+				f.fail(fmt.Errorf("%w: part %d comes behind part %d", errFillLost, part.PartNumber(), f.parts))
+			}
+			return
+		}
+		f.parts++
 	}
 	f.frames.push(fillFrame{ev.frame, ev.payload})
 }

@@ -26,6 +26,9 @@ type mesh struct {
 	cut   map[[2]replica.NodeID]bool // from, to
 	pipes map[[2]replica.NodeID]chan func(*Node)
 	wg    sync.WaitGroup
+	// losing says which frames get lost, lossy is the transfer whose frames do.
+	losing func(peerwire.BulkFrame) bool
+	lossy  peerwire.Transfer
 }
 
 func newMesh() *mesh {
@@ -63,6 +66,26 @@ func (m *mesh) deliver(from, to replica.NodeID, f func(*Node)) bool {
 	default:
 		return false
 	}
+}
+
+// lose has frames of the first transfer that has any of the kind get lost.
+func (m *mesh) lose(kind func(peerwire.BulkFrame) bool) {
+	m.mu.Lock()
+	m.losing = kind
+	m.mu.Unlock()
+}
+
+// loses tells whether a frame gets lost.
+func (m *mesh) loses(f peerwire.BulkFrame) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.losing == nil || !m.losing(f) {
+		return false
+	}
+	if m.lossy == (peerwire.Transfer{}) {
+		m.lossy = f.Of()
+	}
+	return m.lossy == f.Of()
 }
 
 func (m *mesh) set(id replica.NodeID, n *Node) {
@@ -177,8 +200,9 @@ func (p meshPeers) Reject(to replica.NodeID, r *peerwire.Reject) bool {
 
 func (p meshPeers) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner peerwire.Releaser) bool {
 	b := copied(payload)
+	lost := p.m.loses(f)
 	ok := p.m.deliver(p.self, to, func(n *Node) {
-		if n != nil {
+		if n != nil && !lost {
 			n.Bulk(p.self, f, b)
 		}
 	})
@@ -383,9 +407,30 @@ func TestNode_AnIsolatedLeaderAcknowledgesNothing(t *testing.T) {
 	}
 }
 
+// A part of what it is sent may get lost with a connection, while those behind it arrive on the next one.
 func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
-	t.Parallel()
+	for name, lost := range map[string]func(peerwire.BulkFrame) bool{
+		"nothing is lost": func(peerwire.BulkFrame) bool { return false },
+		"the records of a partition are lost": func(f peerwire.BulkFrame) bool {
+			r, ok := f.(*peerwire.Records)
+			return ok && r.Stream.Partition == 1
+		},
+		"a snapshot is lost": func(f peerwire.BulkFrame) bool {
+			s, ok := f.(*peerwire.Snapshot)
+			return ok && s.What == peerwire.SnapshotMetadata
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			catchUpInBulk(t, lost)
+		})
+	}
+}
+
+// catchUpInBulk has a follower catch up with a leader that sends it everything but, in the first transfer, what gets lost.
+func catchUpInBulk(t *testing.T, lost func(peerwire.BulkFrame) bool) {
 	c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes = 64 << 10 })
+	c.m.lose(lost)
 	first := c.leader()
 	topic := c.declare("orders", 3)
 	p := newNodePeer(t, c.nodes[first])
@@ -400,6 +445,7 @@ func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
 		}
 	}
 	c.stop(away)
+	later := c.declare("later", 1)
 	const n = 3000
 	var reqs []uint64
 	for i := range uint64(n) {
@@ -432,6 +478,9 @@ func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
 	res := c.commit(protocol.Pub{TopicID: topic.TopicID, Partition: 1, ProducerID: 9, ProducerSeq: n / 3, Value: make([]byte, 1000)})
 	if res.Sequence != n/3 || res.Flags&protocol.ResultFlagDeduplicated == 0 {
 		t.Fatalf("a publish from while it was away: %+v", res)
+	}
+	if res := c.commit(protocol.Pub{TopicID: later.TopicID, Value: []byte("first")}); res.Sequence != 1 {
+		t.Fatalf("the first message of a topic that was declared while it was away: %+v", res)
 	}
 }
 

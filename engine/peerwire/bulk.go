@@ -79,9 +79,23 @@ type Catchup struct {
 	Positions []Position
 }
 
+// Part begins each frame of what CATCHUP asked for. Number counts the parts of the transfer from 1: one that was lost with its
+// connection is missed, whatever it was, and the receiver asks anew.
+type Part struct {
+	Transfer
+	Number uint32
+}
+
+// NumberedPart is a BulkFrame that begins with a Part.
+type NumberedPart interface {
+	BulkFrame
+	// PartNumber returns the part's number.
+	PartNumber() uint32
+}
+
 // Records carries committed records of one stream, back to back as they stand in a segment, in its payload.
 type Records struct {
-	Transfer
+	Part
 	Stream Stream
 	First  uint64
 	Count  uint32
@@ -89,7 +103,7 @@ type Records struct {
 
 // Skip says that the sender doesn't keep what a stream had before Next.
 type Skip struct {
-	Transfer
+	Part
 	Stream Stream
 	Next   uint64
 }
@@ -103,7 +117,7 @@ const (
 
 // Snapshot carries a piece of a snapshot, the bytes from Offset on of Total, in its payload.
 type Snapshot struct {
-	Transfer
+	Part
 	What          uint8
 	Epoch         replica.Epoch
 	Position      uint64 // the last sequence (of the windows: the log index) that it holds
@@ -112,7 +126,7 @@ type Snapshot struct {
 
 // CatchupDone says that everything was sent: with it the receiver has the log up to Point and may go on live.
 type CatchupDone struct {
-	Transfer
+	Part
 	Point  replica.Point
 	Commit replica.Index
 }
@@ -212,6 +226,19 @@ func (t Transfer) appendTo(b []byte) []byte {
 
 func (t *Transfer) decode(r *reader) { *t = Transfer{Log: r.u16(), ID: r.u32()} }
 
+// PartNumber implements NumberedPart.
+func (p Part) PartNumber() uint32 { return p.Number }
+
+func (p Part) appendTo(b []byte) []byte {
+	return binary.BigEndian.AppendUint32(p.Transfer.appendTo(b), p.Number)
+}
+
+func (p *Part) decode(r *reader) {
+	p.Transfer.decode(r)
+	p.Number = r.u32()
+	r.bad = r.bad || p.Number == 0
+}
+
 func appendStream(b []byte, s Stream) []byte {
 	b = append(b, s.Kind, 0)
 	b = binary.BigEndian.AppendUint16(b, s.Topic)
@@ -308,7 +335,7 @@ func (f *Records) AppendBody(b []byte) []byte {
 }
 
 func (f *Records) decode(r *reader) {
-	f.Transfer.decode(r)
+	f.Part.decode(r)
 	f.Stream, f.First, f.Count = r.stream(), r.u64(), r.u32()
 	r.bad = r.bad || f.First == 0 || f.Count == 0 || f.First+uint64(f.Count) < f.First
 }
@@ -319,7 +346,7 @@ func (f *Skip) AppendBody(b []byte) []byte {
 }
 
 func (f *Skip) decode(r *reader) {
-	f.Transfer.decode(r)
+	f.Part.decode(r)
 	f.Stream, f.Next = r.stream(), r.u64()
 }
 
@@ -333,7 +360,7 @@ func (f *Snapshot) AppendBody(b []byte) []byte {
 }
 
 func (f *Snapshot) decode(r *reader) {
-	f.Transfer.decode(r)
+	f.Part.decode(r)
 	f.What = r.u8()
 	r.zeros(1)
 	f.Epoch, f.Position, f.Offset, f.Total = replica.Epoch(r.u32()), r.u64(), r.u64(), r.u64()
@@ -347,7 +374,7 @@ func (f *CatchupDone) AppendBody(b []byte) []byte {
 }
 
 func (f *CatchupDone) decode(r *reader) {
-	f.Transfer.decode(r)
+	f.Part.decode(r)
 	f.Point, f.Commit = r.point(), replica.Index(r.u64())
 }
 

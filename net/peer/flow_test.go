@@ -167,6 +167,7 @@ func TestTransport_BulkFramesTravelCompressedWhereThatPays(t *testing.T) {
 	waitConnected(t, nodes)
 	a, b := nodes[0], nodes[1]
 	transfer := peerwire.Transfer{Log: 1, ID: 5}
+	part := peerwire.Part{Transfer: transfer, Number: 6}
 	stream := peerwire.Stream{Kind: 1, Topic: 2, Partition: 3}
 	n := 0
 	for _, c := range []struct {
@@ -175,14 +176,14 @@ func TestTransport_BulkFramesTravelCompressedWhereThatPays(t *testing.T) {
 		payload []byte
 		most    uint64 // bytes on the wire
 	}{
-		{"text", &peerwire.Records{Transfer: transfer, Stream: stream, First: 1, Count: 9}, bytes.Repeat([]byte("all alike "), 300_000), 200_000},
-		{"noise", &peerwire.Records{Transfer: transfer, Stream: stream, First: 1, Count: 9}, randomBytes(3_000_000), 3_001_000},
+		{"text", &peerwire.Records{Part: part, Stream: stream, First: 1, Count: 9}, bytes.Repeat([]byte("all alike "), 300_000), 200_000},
+		{"noise", &peerwire.Records{Part: part, Stream: stream, First: 1, Count: 9}, randomBytes(3_000_000), 3_001_000},
 		{"little", &peerwire.Fetched{Transfer: transfer, Point: replica.Point{Epoch: 1, Index: 1}}, []byte("a round"), 1000},
-		{"a snapshot", &peerwire.Snapshot{Transfer: transfer, What: peerwire.SnapshotWindows, Epoch: 1, Total: 1 << 20}, make([]byte, 1<<20), 100_000},
-		{"nothing", &peerwire.Snapshot{Transfer: transfer, What: peerwire.SnapshotMetadata, Epoch: 1}, nil, 1000},
+		{"a snapshot", &peerwire.Snapshot{Part: part, What: peerwire.SnapshotWindows, Epoch: 1, Total: 1 << 20}, make([]byte, 1<<20), 100_000},
+		{"nothing", &peerwire.Snapshot{Part: part, What: peerwire.SnapshotMetadata, Epoch: 1}, nil, 1000},
 		{"many streams", &peerwire.Catchup{Transfer: transfer, Positions: make([]peerwire.Position, 60_000)}, nil, 100_000},
 		{"few streams", &peerwire.Catchup{Transfer: transfer, Positions: make([]peerwire.Position, 5000)}, nil, 10_000},
-		{"an end", &peerwire.CatchupDone{Transfer: transfer, Point: replica.Point{Epoch: 1, Index: 1}}, nil, 1000},
+		{"an end", &peerwire.CatchupDone{Part: part, Point: replica.Point{Epoch: 1, Index: 1}}, nil, 1000},
 	} {
 		before, _ := a.Stats()
 		var own owner

@@ -59,7 +59,7 @@ func listenTo(t testing.TB, lane peerwire.Lane, said []byte) ([]event, error) {
 func TestSession_RefusesFramesThatDoNotBelongThere(t *testing.T) {
 	flushed := make([]byte, peerwire.FlushedLen)
 	peerwire.PutFlushed(flushed, &peerwire.Flushed{Epoch: 1})
-	records := (&peerwire.Records{First: 1, Count: 1}).AppendBody(nil)
+	records := (&peerwire.Records{Part: peerwire.Part{Number: 1}, First: 1, Count: 1}).AppendBody(nil)
 	badSum := frame(1, peerwire.KindFlushed, 0, flushed)
 	badSum[20] ^= 1
 	tooLong := frame(1, peerwire.KindFetchEnd, 0, nil)
@@ -162,7 +162,7 @@ func FuzzSession(f *testing.F) {
 	f.Add(uint8(1), uint8(peerwire.KindFlushed), uint8(0), make([]byte, peerwire.FlushedLen), []byte{})
 	f.Add(uint8(1), uint8(peerwire.KindAppend), uint8(0), make([]byte, peerwire.AppendLen), frame(1, peerwire.KindPing, 0, make([]byte, 8)))
 	f.Add(uint8(0), uint8(peerwire.KindMessage), uint8(0), peerwire.AppendMessage(nil, &replica.Message{Kind: 1}), []byte("x"))
-	records := append((&peerwire.Records{First: 1, Count: 1}).AppendBody(nil), "records"...)
+	records := append((&peerwire.Records{Part: peerwire.Part{Number: 1}, First: 1, Count: 1}).AppendBody(nil), "records"...)
 	f.Add(uint8(2), uint8(peerwire.KindRecords), uint8(1), s2.Encode(nil, records), []byte{})
 	f.Fuzz(func(t *testing.T, lane, kind, flags uint8, body, rest []byte) {
 		said := append(frame(1, peerwire.Kind(kind), flags, body), rest...)
