@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
 )
 
@@ -39,9 +40,10 @@ type ownership struct {
 // delivered is what a group's members know of a message.
 type delivered struct {
 	id [2]uint64
-	// attempt is the highest one seen, at is when its delivery arrived.
+	// attempt is the highest one seen, at is when its delivery arrived, epoch the highest of the leaders that delivered it.
 	attempt uint16
 	at      time.Duration
+	epoch   replica.Epoch
 	// acked: an acknowledgement was answered with OK, at ackedAt. tried: one was sent.
 	acked, tried bool
 	ackedAt      time.Duration
@@ -121,6 +123,9 @@ func (g *group) delivery(member uint64, m *protocol.Msg, p place, id [2]uint64, 
 	switch {
 	case d.id != id:
 		w.fail("group %s gets message %v at %d of partition %d, before it was %v", g.name, id, p.seq, p.partition, d.id)
+	case by.epoch < d.epoch:
+		// It was the leader, and has no quorum any more: members go on reading what is committed, and it can't know what they
+		// have answered to the leader after it.
 	case d.acked && sent > d.ackedAt:
 		w.fail("group %s gets %d of partition %d again (attempt %d) although its acknowledgement was answered", g.name, p.seq, p.partition, m.Attempt)
 	case d.rejected && sent > d.refusedAt:
@@ -133,6 +138,8 @@ func (g *group) delivery(member uint64, m *protocol.Msg, p place, id [2]uint64, 
 	if owner, ok := g.owners[ownership{p.partition, m.OwnershipEpoch}]; ok && owner != member {
 		w.fail("member %d of group %s gets %d of partition %d under ownership epoch %d, which is member %d's", member, g.name, p.seq, p.partition, m.OwnershipEpoch, owner)
 	}
-	d.attempt, d.at = max(d.attempt, m.Attempt), w.now
+	if by.epoch >= d.epoch {
+		d.attempt, d.at, d.epoch = max(d.attempt, m.Attempt), w.now, by.epoch
+	}
 	return d
 }
