@@ -338,6 +338,9 @@ func (c *Coordinator) turn() (next time.Duration, due bool) {
 	if at := c.delivery.tick(c.now); at != 0 && (!due || at < next) {
 		next, due = at, true
 	}
+	if c.frozen != "" {
+		next, due = c.delivery.dueFrozen()
+	}
 	c.flush()
 	c.watching.Store(len(c.byHandle) > 0)
 	return next, due

@@ -314,6 +314,18 @@ func (d *delivery) close(checkpoint bool) {
 	}
 }
 
+// dueFrozen returns when something is due while the clock of leases, sessions and retries stands still, so that nothing comes
+// due by that: a PULL waits for real time.
+func (d *delivery) dueFrozen() (next time.Duration, due bool) {
+	switch {
+	case d.turn.len() > 0:
+		return d.c.now, true
+	case len(d.waiting) > 0:
+		return max(d.waiting[0].deadline-d.c.real+d.c.now, d.c.now), true
+	}
+	return 0, false
+}
+
 // tick implements deliverer. It is called at the end of every turn of the coordinator's loop, and returns now if there is
 // more to do at once.
 func (d *delivery) tick(now time.Duration) (next time.Duration) {

@@ -144,6 +144,39 @@ func TestDelivery_PullTakesWhatItAsksFor(t *testing.T) {
 	}
 }
 
+// While nothing can be committed, the clock of leases, sessions and retries stands still: waiting for what comes due by it would
+// be to wait no time at all, again and again.
+func TestCoordinator_RestsWhileItsClockStandsStill(t *testing.T) {
+	r := newRig(t, 1, nil)
+	cl, s := r.subscribe(rigGroup, false, nil)
+	r.publish(0, make([]byte, 100))
+	cl.pull(s, nil)
+	r.turn()
+	cl.want(1) // its lease runs
+	r.commit()
+	turn := func(want time.Duration) {
+		t.Helper()
+		if got := r.c.Turn(); got != want {
+			t.Errorf("the next turn is due in %v, want %v", got, want)
+		}
+	}
+	req := cl.pull(s, func(p *protocol.Pull) { p.WaitMs, p.MinBytes = 2000, 1000 })
+	r.c.Freeze("no quorum")
+	turn(2 * time.Second)
+	r.now += 1500 * time.Millisecond
+	turn(500 * time.Millisecond)
+	cl.wantAnswer(req, errNoAnswer)
+	r.now += 500 * time.Millisecond
+	turn(-1)
+	cl.wantAnswer(req, nil)
+	r.now += time.Hour
+	turn(-1)
+	r.c.Freeze("")
+	if due := r.c.Turn(); due <= 0 || due > time.Minute {
+		t.Fatalf("the next turn is due in %v although the lease runs again", due)
+	}
+}
+
 func TestDelivery_PullWaits(t *testing.T) {
 	r := newRig(t, 1, func(o *Options) { o.PollMaxWait = 2 * time.Second })
 	cl, s := r.subscribe(rigGroup, false, nil)

@@ -213,6 +213,7 @@ func (d *stubDelivery) readDone(*wal.ReadRequest)             { d.say("read") }
 func (d *stubDelivery) writable(c Client)                     { d.say("writable %d", c.ID()) }
 func (d *stubDelivery) interrupt(c Client)                    { d.say("interrupt %d", c.ID()) }
 func (d *stubDelivery) tick(time.Duration) time.Duration      { return d.next }
+func (d *stubDelivery) dueFrozen() (time.Duration, bool)      { return d.next, d.next != 0 }
 func (d *stubDelivery) restore(int, uint64, []byte) error     { return nil }
 func (d *stubDelivery) replay(int, *wal.Record) error         { return nil }
 func (d *stubDelivery) follow(int, *wal.Round)                {}

@@ -116,6 +116,8 @@ type deliverer interface {
 	interrupt(client Client)
 	// tick does what is due at c.now and returns when it wants to be called next (0: not at all).
 	tick(now time.Duration) (next time.Duration)
+	// dueFrozen returns when to call tick again while the time that it is given stands still, and whether at all.
+	dueFrozen() (next time.Duration, due bool)
 
 	// Recovery, before the first turn, in this order: restore once per journal that has a snapshot, replay in log order,
 	// bounds per partition that holds records, recovered once. Metadata and ledger are replayed side by side: the ledger
