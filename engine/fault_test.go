@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -339,6 +340,32 @@ func TestEngine_FailedJournalWriteStopsAcknowledging(t *testing.T) {
 	closeFailed(t, e)
 	f.set(nil)
 	checkAll(t, o, "t", acked+n)
+}
+
+// The mark is written when nobody publishes: its failure is told at once, not with the next publish.
+func TestEngine_FailedWriteOfAQuietJournalIsNoticed(t *testing.T) {
+	f, _, e, p, topic := openFaulty(t)
+	f.set(func(op *ring.Op) error {
+		if op.Kind == ring.WriteSync && bytes.HasPrefix(op.Buf, []byte("MMJM")) {
+			return unix.EIO
+		}
+		return nil
+	})
+	if _, err := p.publishN(topic, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		if ok, _ := e.Healthy(); !ok {
+			break
+		}
+		if time.Since(begun) > time.Minute {
+			t.Fatal("the broker is healthy although a write of its journal failed")
+		}
+	}
+	if _, err := p.publishN(topic, 1, 1); code(err) != protocol.CodeReadOnlyDegraded {
+		t.Errorf("a later publish: %v, want 0x6002", err)
+	}
+	closeFailed(t, e)
 }
 
 func TestEngine_FailedSegmentFlushStopsAcknowledging(t *testing.T) {

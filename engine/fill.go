@@ -52,6 +52,7 @@ func (r *replication) startFill(ev *replicaEvent) {
 		r.giveUp(ev.point)
 		r.s.eng.coord.Silence()
 		r.fill = f
+		r.s.store.inbox.Push(storeMessage{kind: storeGiveUp})
 		f.reset()
 	}
 	f.drop()

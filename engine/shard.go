@@ -353,6 +353,9 @@ func (s *shard) turn() (progress bool, next time.Duration) {
 		}
 	}
 	progress = s.disk.Poll() > 0
+	if err := s.journal.Err(); err != nil && s.failure.Load() == nil {
+		s.fail(err) // of a write that no round waits for
+	}
 	if s.repl != nil {
 		next = min(next, s.repl.afterPoll(now))
 	}

@@ -23,6 +23,7 @@ const (
 	storeSkip
 	storeReset
 	storeInstall
+	storeGiveUp
 	storeClose
 )
 
@@ -225,6 +226,8 @@ func (l *storeLoop) take() {
 		case storeInstall:
 			l.installed[m.snapshotKind] = max(l.installed[m.snapshotKind], m.position)
 			l.store.Install(m.snapshotKind, m.position, m.epoch, m.data, m.done)
+		case storeGiveUp:
+			l.store.GiveUpMetadata()
 		case storeSweep:
 			l.store.RequestSweep()
 		case storeClose:

@@ -271,6 +271,11 @@ func (o *opener) readTable() error {
 		return err
 	}
 	w := &o.s.table
+	// What it says counts from now on: a broker that was killed may not have lived to make it durable.
+	if _, err := o.io.run(ring.Op{Kind: ring.Sync, FD: op.FD}); err != nil {
+		_, _ = o.io.run(ring.Op{Kind: ring.Close, FD: op.FD}) // the first error counts
+		return fmt.Errorf("flush checkpoint table %s: %w", path, err)
+	}
 	w.fd, w.slotBytes, w.generation, w.point, w.rebuilt = op.FD, slot, o.table.Generation, o.table.Point, true
 	if o.badSlot {
 		return o.fallBack(path)

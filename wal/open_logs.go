@@ -575,7 +575,7 @@ func (o *opener) quarantineMetadata(cause error) error {
 func (o *opener) holdMetadata() {
 	s, st := o.s, o.logs[Metadata].st
 	o.logs[Metadata] = nil
-	s.held = true
+	s.noMetadata, s.held = true, true
 	s.discard(st)
 	st.dropped = true // its files are closed with their last user
 	s.closeStream(st)

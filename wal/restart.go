@@ -40,10 +40,16 @@ func (s *Store) Install(kind SnapshotKind, position uint64, epoch Epoch, data []
 	})
 }
 
+// GiveUpMetadata ends what quarantined metadata holds back, for a node that catches up and is going to Install another one's:
+// checkpoint tables are written again, without a row for it, so that the journal is trimmed and partitions can begin anew.
+// Otherwise a catch-up of more than there is room for in the journal would never end. A start before the Install finds the
+// metadata quarantined as before, but without what the journal had of it. Where none is quarantined it does nothing.
+func (s *Store) GiveUpMetadata() { s.held = false }
+
 // installed lets a log go on behind its snapshot.
 func (s *Store) installed(id StreamID, position uint64) {
 	if id.Kind == Metadata {
-		s.held = false
+		s.noMetadata, s.held = false, false
 	}
 	st := s.streams.get(id)
 	if st == nil {

@@ -486,8 +486,23 @@ func TestStore_InstallBringsMetadataBack(t *testing.T) {
 	if p.f.rec.Metadata == nil {
 		t.Fatal("the metadata was not quarantined")
 	}
-	p.may[md] = []contents{{quarantined: true}, {position: 50, snapshot: "metadata 50"}}
+	p.every = everyStep(3, 35)
+	p.may[md] = []contents{{quarantined: true}}
+	// More comes than the journal has room for, and a partition begins anew.
+	p.f.s.GiveUpMetadata()
+	for range 2 * p.o.Journal.MaxFiles * int(p.o.Journal.FileBytes) / 14_000 {
+		p.fill(12_000, p0)
+	}
 	p.watch()
+	p.fill(12_000, p0)
+	reset := false
+	p.becoming(p1, contents{first: 1})
+	p.f.s.Reset(p1, 1, func() {
+		p.became(p1)
+		reset = true
+	})
+	p.wait(&reset)
+	p.becoming(md, contents{position: 50, snapshot: "metadata 50"})
 	done := false
 	p.f.s.Install(SnapshotMetadata, 50, 9, []byte("metadata 50"), func() {
 		p.became(md)

@@ -112,8 +112,12 @@ func (f *slotFile) load(io *blockingDisk) error {
 	f.fd = op.FD
 	b := f.slab.Bytes()[:stateSlots*stateSlotLen]
 	clear(b)
-	if _, err = io.run(ring.Op{Kind: ring.Read, FD: f.fd, Buf: b}); err != nil {
-		return err
+	// Each on its own: both have every state, so that a disk that returns older content for a read takes none back.
+	for i := range stateSlots {
+		op := ring.Op{Kind: ring.Read, FD: f.fd, Off: int64(i) * stateSlotLen, Buf: b[i*stateSlotLen:][:stateSlotLen]}
+		if _, err = io.run(op); err != nil {
+			return err
+		}
 	}
 	var generations [stateSlots]uint64
 	best := -1

@@ -190,6 +190,41 @@ func TestReplicaFile_EitherSlotIsEnough(t *testing.T) {
 	}
 }
 
+// TestReplicaFile_ALyingReadTakesNothingBack has one read return what the disk held earlier, or nothing: what this node has
+// promised counts.
+func TestReplicaFile_ALyingReadTakesNothingBack(t *testing.T) {
+	pool := testPool(t)
+	d := simdisk.New(simdisk.Options{})
+	f := openState(t, d, pool)
+	early := d.Clone()
+	want := frozenReplicaState
+	want.Node = 3
+	if err := f.SaveWait(d, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(d); err != nil {
+		t.Fatal(err)
+	}
+	for skip := range stateSlots {
+		for name, fault := range map[string]simdisk.Fault{
+			"older content":     {Stale: early},
+			"the other's place": {Misdirect: int64(1-2*skip) * stateSlotLen},
+			"nothing":           {Mutate: func(_ int64, b []byte) { clear(b) }},
+		} {
+			fault.Kind, fault.Path, fault.Skip, fault.Count = ring.Read, "*.mmrs", skip, 1
+			left := d.Clone()
+			left.Inject(fault)
+			f := openState(t, left, pool)
+			if f.State() != want {
+				t.Errorf("read %d returns %s: %+v", skip, name, f.State())
+			}
+			if err := f.Close(left); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 func TestReplicaFile_RefusesWhatIsNotItsOwn(t *testing.T) {
 	pool := testPool(t)
 	d := simdisk.New(simdisk.Options{})

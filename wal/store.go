@@ -194,10 +194,10 @@ type Store struct {
 	slice        int
 	unpaced      bool // recovery and shutdown don't pause
 	recovering   bool // nothing is swept before the whole journal is known to be good
-	// held: the metadata is quarantined. What is committed of it is not taken, and so the checkpoint table stays as it
-	// is, with its row for the metadata, and the journal keeps what is above: once good files are back, a start goes on
-	// from them as if nothing had happened.
-	held bool
+	// noMetadata: the metadata is quarantined, and what is committed of it is not taken. held: so the checkpoint table stays as
+	// it is, with its row for the metadata, and the journal keeps what is above: once good files are back, a start goes on
+	// from them as if nothing had happened. A node that gets another one's metadata doesn't wait for that, see GiveUpMetadata.
+	noMetadata, held bool
 	// replicated: the journal is one of a cluster.
 	replicated bool
 

@@ -203,7 +203,7 @@ func (s *Store) Add(r *Round) error {
 }
 
 func (s *Store) addEntry(r *Round, e *Entry) error {
-	if e.Stream.Kind == Replica || e.Stream.Kind == Metadata && s.held {
+	if e.Stream.Kind == Replica || e.Stream.Kind == Metadata && s.noMetadata {
 		return nil
 	}
 	st := s.streams.get(e.Stream)

@@ -224,6 +224,7 @@ func (d *Disk) Clone() *Disk {
 		if copies[n] == nil {
 			k := *n
 			k.pages, k.durable, k.dirty = slices.Clone(n.pages), slices.Clone(n.durable), map[int64]*dirtyPage{}
+			k.zeroed = slices.Clone(n.zeroed)
 			for index, d := range n.dirty {
 				if d.set != 0 {
 					k.dirty[index] = &dirtyPage{set: d.set, lost: d.lost}

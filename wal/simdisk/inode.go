@@ -3,6 +3,7 @@ package simdisk
 import (
 	"bytes"
 	"math/bits"
+	"slices"
 	"sync"
 )
 
@@ -30,6 +31,9 @@ type inode struct {
 	// reserved: blocks below this offset are allocated whether or not they were written.
 	reserved int64
 	blocks   int64
+	// zeroed are pages that were written with zeros where the device has no block yet: no sector of them differs, but with the
+	// next flush they have one.
+	zeroed []int64
 
 	links, opens int
 }
@@ -121,6 +125,9 @@ func (n *inode) writePage(index int64, from int, b []byte, sectorBytes int) {
 		n.pages.set(index, &p)
 	case bytes.Equal(b, zeroPage[:]):
 		n.pages.set(index, &zeroPage)
+		if n.durable.written(index) == nil {
+			n.zeroed = append(n.zeroed, index)
+		}
 	default:
 		n.pages.set(index, (*page)(bytes.Clone(b)))
 	}
@@ -248,7 +255,22 @@ func (n *inode) persist(off int64, length, sectorBytes int) {
 			n.setDurable(index, n.pages.at(index), d.set&set, sectorBytes)
 		}
 	})
+	n.keepZeroed(off, off+int64(length))
 	n.durableSize = max(n.durableSize, min(off+int64(length), n.size))
+}
+
+// keepZeroed has the blocks of zeros within a range on the device.
+func (n *inode) keepZeroed(from, to int64) {
+	n.zeroed = slices.DeleteFunc(n.zeroed, func(index int64) bool {
+		at := index * pageBytes
+		if at < from || at >= to {
+			return false
+		}
+		if n.durable.written(index) == nil && n.pages.written(index) != nil {
+			n.durable.set(index, &zeroPage)
+		}
+		return true
+	})
 }
 
 // covered are sectors of a page as a Sync found them.
@@ -273,6 +295,7 @@ func (n *inode) persistAll(c []covered, size int64, sectorBytes int) {
 	for _, s := range c {
 		n.setDurable(s.index, s.page, s.set, sectorBytes)
 	}
+	n.keepZeroed(0, size)
 	n.durableSize = size
 }
 

@@ -241,6 +241,23 @@ func TestDisk_CapacityIsEnforcedAndGivenBack(t *testing.T) {
 	}
 }
 
+func TestDisk_FlushedZerosKeepTheirBlocks(t *testing.T) {
+	u := newUser(t, Options{})
+	fd := u.create("a")
+	u.do(ring.Op{Kind: ring.Write, FD: fd, Buf: fill(0, 8192)})
+	u.do(ring.Op{Kind: ring.SyncDir, Path: "."})
+	if n := u.d.Crash(nil).Used(); n != 0 {
+		t.Errorf("zeros that were not flushed have %d bytes of blocks", n)
+	}
+	u.do(ring.Op{Kind: ring.Sync, FD: fd})
+	u.do(ring.Op{Kind: ring.WriteSync, FD: fd, Off: 8192, Buf: fill(0, 4096)})
+	for name, d := range map[string]*Disk{"a crash": u.d.Crash(nil), "a clone": u.d.Clone().Crash(nil)} {
+		if n := d.Used(); n != 12288 {
+			t.Errorf("12288 bytes of flushed zeros have %d bytes of blocks after %s", n, name)
+		}
+	}
+}
+
 func TestDisk_TruncateIsVolatileUntilSynced(t *testing.T) {
 	u := newUser(t, Options{})
 	fd := u.create("a")
