@@ -270,9 +270,9 @@ func (s *scenario) staleRead(*host) bool {
 	if s.victim == nil {
 		return false
 	}
-	old := s.victim.disk.Clone()
+	old, which := s.victim.disk.Clone(), s.victim.disks
 	s.w.after(s.w.between(100*time.Millisecond, 2*time.Second), func() {
-		if !s.quiet {
+		if !s.quiet && s.victim.disks == which { // no disk returns what another one has held
 			s.badRead(simdisk.Fault{Kind: ring.Read, Stale: old}, "older content")
 		}
 	})
@@ -293,9 +293,10 @@ func (s *scenario) badRead(f simdisk.Fault, what string) bool {
 		return true
 	}
 	h.kill()
+	which := h.disks
 	f.Skip = w.rng.IntN(40)
 	w.after(w.between(50*time.Millisecond, time.Second), func() {
-		if h.node == nil && !s.quiet {
+		if h.node == nil && !s.quiet && h.disks == which {
 			w.note("a read of node %d gets %s", h.id, what)
 			h.disk.Inject(f)
 		}

@@ -33,6 +33,8 @@ type host struct {
 	skew   time.Duration // of the wall clock
 	// slow multiplies the time that the disk takes.
 	slow time.Duration
+	// disks counts those that the host has had.
+	disks int
 	// capacity bounds the bytes on the disk, 0 without a bound.
 	capacity int64
 	// hangs end what keeps the disk from answering.
@@ -88,6 +90,7 @@ func newHost(w *world, id replica.NodeID, log io.Writer) *host {
 }
 
 func (h *host) newDisk() {
+	h.disks++
 	h.disk = simdisk.New(simdisk.Options{
 		Seed: max(h.w.rng.Uint64(), 1), Now: h.Now, Latency: h.latency, CapacityBytes: h.capacity,
 	})
