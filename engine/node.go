@@ -888,10 +888,15 @@ func (n *Node) reopened(ev *nodeEvent) {
 	deferred := n.deferred
 	n.deferred = nil
 	for _, o := range deferred {
-		if n.engine.Load() != nil {
-			n.carry(o)
-		} else {
+		s, catchup := o.(replica.StartCatchup)
+		switch {
+		case n.engine.Load() == nil:
 			n.deferred = append(n.deferred, o)
+		case catchup && !n.machine.Catching(s.Log):
+			// It was for another leader, before the catch-up that has just ended was known to have: the machine would not hear of
+			// the end of this one, nor follow anybody behind it.
+		default:
+			n.carry(o)
 		}
 	}
 	n.carryOut()

@@ -106,11 +106,16 @@ func (n *Node) Behind(now time.Duration, log int) {
 	n.update()
 }
 
+// Catching reports whether a log is to catch up, or does: whether a StartCatchup that had to wait is still wanted.
+func (n *Node) Catching(log int) bool {
+	return log >= 0 && log < len(n.cure.catching) && n.cure.catching[log]
+}
+
 // CaughtUp says that a log holds what catch-up brought. It may have been opened anew: FenceLogs and FollowLeader come again,
 // then the live stream goes on.
 func (n *Node) CaughtUp(now time.Duration, log int) {
 	n.begin(now)
-	if log >= 0 && log < len(n.cure.catching) && n.cure.catching[log] {
+	if n.Catching(log) {
 		n.cure.catching[log] = false
 		n.awaitFence = n.leader != 0
 		n.emit(FenceLogs{Epoch: n.state.Promised})
