@@ -696,7 +696,11 @@ func (n *Node) carry(o replica.Output) {
 	case replica.SetQuorum:
 		n.setQuorum(o)
 	case replica.StartCatchup:
-		n.startCatchup(o)
+		// It may have waited while another catch-up ended: the machine would hear nothing of the end of this one, and follow
+		// nobody behind it.
+		if n.machine.Catching(o.Log) {
+			n.startCatchup(o)
+		}
 	case replica.Event:
 		n.tell(o)
 	}
@@ -888,15 +892,10 @@ func (n *Node) reopened(ev *nodeEvent) {
 	deferred := n.deferred
 	n.deferred = nil
 	for _, o := range deferred {
-		s, catchup := o.(replica.StartCatchup)
-		switch {
-		case n.engine.Load() == nil:
-			n.deferred = append(n.deferred, o)
-		case catchup && !n.machine.Catching(s.Log):
-			// It was for another leader, before the catch-up that has just ended was known to have: the machine would not hear of
-			// the end of this one, nor follow anybody behind it.
-		default:
+		if n.engine.Load() != nil {
 			n.carry(o)
+		} else {
+			n.deferred = append(n.deferred, o)
 		}
 	}
 	n.carryOut()
