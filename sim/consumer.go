@@ -88,10 +88,12 @@ func (c *consumer) begin(to replica.NodeID) {
 	} else {
 		c.owns, c.unconfirmed = map[uint16]uint64{}, map[uint16]bool{}
 	}
+	answered := false
 	c.s.ask(protocol.OpSub, sub.AppendFrame(nil), func(b []byte, err error) {
 		if c.timer != mine {
 			return
 		}
+		answered = true
 		if err == nil {
 			err = c.sub.Decode(b)
 		}
@@ -103,8 +105,8 @@ func (c *consumer) begin(to replica.NodeID) {
 		c.beat(mine)
 	})
 	c.w.after(3*time.Second, func() {
-		if c.timer == mine && c.sub.MemberID == 0 {
-			c.begin(0)
+		if c.timer == mine && !answered {
+			c.begin(0) // the node died with the request on its way, or hangs
 		}
 	})
 }
