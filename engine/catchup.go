@@ -103,6 +103,7 @@ func (n *Node) noteCatchup(log int, c *catching, then func()) {
 			failed(err)
 			return
 		}
+		n.unfinished[log] = true
 		then()
 	})
 }
@@ -160,6 +161,7 @@ func (n *Node) filled(log int, transfer peerwire.Transfer, err error) {
 		if err := wal.RemoveCatchupFile(waiter{n.disk}, n.shardDir(log), log); err != nil {
 			n.log.Warn("removing the progress of a catch-up that has ended", "log", log, "err", err)
 		}
+		delete(n.unfinished, log)
 		n.machine.CaughtUp(n.now(), log) // says nothing where it was for a fetch, which goes on
 	})
 }
@@ -253,8 +255,15 @@ func (n *Node) supply(from replica.NodeID, c *peerwire.Catchup) {
 		n.dropSupplies(func(old *supply) bool { return old.key.peer == from && old.log == int(c.Log) }) // it asks anew
 		// A node that was elected catches up from those who have promised it the epoch.
 		asked := n.led != 0 || n.machine.State().Candidate == from
-		if e := n.engine.Load(); e == nil || int(c.Log) >= len(e.shards) || !asked || len(n.supplies) >= maxSupplies {
-			n.opts.Peers.Bulk(from, &peerwire.CatchupCancel{Transfer: c.Transfer, Reason: "this node does not lead, nor has it elected the one that asks"}, nil, nil)
+		reason := ""
+		switch e := n.engine.Load(); {
+		case e == nil || int(c.Log) >= len(e.shards) || !asked || len(n.supplies) >= maxSupplies:
+			reason = "this node does not lead, nor has it elected the one that asks"
+		case n.unfinished[int(c.Log)]:
+			reason = "this node's own log is incomplete: it was catching up itself"
+		}
+		if reason != "" {
+			n.opts.Peers.Bulk(from, &peerwire.CatchupCancel{Transfer: c.Transfer, Reason: reason}, nil, nil)
 			return
 		}
 		s = &supply{n: n, key: supplyKey{from, c.Transfer}, log: int(c.Log), have: map[wal.StreamID]uint64{}, more: true}
@@ -560,8 +569,8 @@ func (n *Node) fillFrame(ev *nodeEvent) {
 	}
 	c.heard = n.now()
 	c.again = c.heard + catchupRetry
-	if c.fetch != nil {
-		n.machine.Fetching(c.heard, c.fetch.out.Epoch)
+	if _, refused := ev.frame.(*peerwire.CatchupCancel); c.fetch != nil && !refused {
+		n.machine.Fetching(c.heard, c.fetch.out.Epoch) // an election that nothing comes for any more ends
 	}
 	n.post(int(t.Log), &replicaEvent{kind: evFillFrame, peer: ev.from, frame: ev.frame, payload: ev.payload})
 	ev.payload = nil

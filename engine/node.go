@@ -103,6 +103,8 @@ type Node struct {
 	catchings map[int]*catching
 	supplies  []*supply
 	floors    map[int]replica.Point
+	// unfinished are the logs for which a catch-up is on record that has not ended: they may lack anything.
+	unfinished map[int]bool
 	// hurt are the logs with damaged files, repairs those of which they are made again; lastOf is where the logs ended when the machine last heard of them.
 	hurt      map[int]bool
 	repairs   map[int]bool
@@ -215,7 +217,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 	n := &Node{
 		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[int]*fetch{},
-		catchings: map[int]*catching{}, floors: map[int]replica.Point{},
+		catchings: map[int]*catching{}, floors: map[int]replica.Point{}, unfinished: map[int]bool{},
 		hurt: map[int]bool{}, repairs: map[int]bool{}, lastOf: map[int]replica.Point{}, slowDisks: map[slowDisk]bool{},
 	}
 	for _, info := range o.Nodes {
@@ -382,7 +384,7 @@ func (n *Node) readFloors(logs int) error {
 			return err
 		}
 		if found {
-			n.floors[log] = replicaPoint(st.Target)
+			n.floors[log], n.unfinished[log] = replicaPoint(st.Target), true
 		}
 	}
 	return nil

@@ -160,7 +160,7 @@ func (h *host) start() {
 	life := h.life
 	o := engine.DefaultOptions("/data")
 	o.JournalFileBytes, o.JournalMaxFiles, o.MaxRoundBytes = 512<<10, 4, 64<<10
-	o.SegmentMaxBytes = 64 << 10
+	o.SegmentMaxBytes, o.Shards = 64<<10, h.w.logs
 	o.MemoryBytes, o.TailBytes = 128<<20, 1<<20
 	o.MetadataSnapshotRecords = 64
 	o.DeliveryLease, o.DeliveryMaxAttempts = 2*time.Second, maxAttempts

@@ -10,6 +10,7 @@ import (
 
 // Situations beside the faults that a run is worth little without, see Required.
 const (
+	severalLogs        = "several logs"
 	tailAtFailover     = "uncommitted tail at failover"
 	oldEpochSent       = "old-epoch round re-replicated"
 	tailCut            = "uncommitted tail cut"
@@ -69,7 +70,7 @@ var damageFound = map[string]bool{
 
 // requiredSituations are those of Required.
 var requiredSituations = []string{
-	tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
+	severalLogs, tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
 }
 
 // observer reads what a node logs.

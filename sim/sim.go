@@ -40,6 +40,9 @@ const (
 	topicName    = "orders"
 )
 
+// severalLogsEvery: each such seed's nodes have two journals, which are logs of their own, with the metadata in the first.
+const severalLogsEvery = 4
+
 // Run runs one seed.
 func Run(o Options) Result {
 	if o.Faults == 0 {
@@ -48,7 +51,11 @@ func Run(o Options) Result {
 	if o.Settle == 0 {
 		o.Settle = 60 * time.Second
 	}
-	w := &world{seed: o.Seed, rng: rand.New(rand.NewPCG(o.Seed, 1)), seen: map[string]int{}}
+	w := &world{seed: o.Seed, logs: 1, rng: rand.New(rand.NewPCG(o.Seed, 1)), seen: map[string]int{}}
+	if o.Seed%severalLogsEvery == 0 {
+		w.logs = 2
+		w.count(severalLogs)
+	}
 	for id := replica.NodeID(1); id <= 3; id++ {
 		w.hosts = append(w.hosts, newHost(w, id, o.Log))
 	}

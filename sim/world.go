@@ -10,6 +10,7 @@ import (
 // world is the simulated time, and everything that happens in it.
 type world struct {
 	seed   uint64
+	logs   int // of each node
 	rng    *rand.Rand
 	now    time.Duration
 	events eventHeap

@@ -205,15 +205,16 @@ func (p *partition) removeReader(rd *reader) {
 	p.readers = p.readers[:last]
 }
 
-// partition returns the partition, which is made on first use; nil if there is no such topic.
+// partition returns the partition, which is made on first use; nil if there is no such topic. While this node stands by it may
+// not have heard of the topic yet: the metadata is in another log than the messages of some partitions. Then recovered decides.
 func (d *delivery) partition(topic, id uint16) *partition {
 	p := d.known(topic, id)
 	if p == nil {
 		t, ok := d.c.Registry().Topic(topic)
-		if !ok || id >= t.Partitions {
+		if (!ok || id >= t.Partitions) && !d.c.standby {
 			return nil
 		}
-		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id), letters: isLetterTopic(t.Name)}
+		p = &partition{topic: topic, id: id, journal: d.c.placement(topic, id), letters: ok && isLetterTopic(t.Name)}
 		d.parts.add(p)
 	}
 	return p

@@ -177,6 +177,42 @@ func TestCoordinator_RestsWhileItsClockStandsStill(t *testing.T) {
 	}
 }
 
+// A node that stands by may hear of a partition's messages before it hears of the topic, which is in another log: they count all
+// the same once it leads, unless the topic is gone by then.
+func TestDelivery_KeepsMessagesOfTopicsThatItHasNotHeardOfWhileStandingBy(t *testing.T) {
+	r := newRig(t, 1, nil)
+	round := func(topic uint16) {
+		rec := wal.Record{Sequence: 1, ProducerID: 9, ProducerSeq: 1, LeaderEpoch: r.epoch, Value: []byte("early")}
+		r.journal.number++
+		rd := wal.NewTestRound(r.pool, r.epoch, r.journal.number,
+			wal.TestRun{Stream: wal.StreamID{Kind: wal.Messages, Topic: topic}, Records: []wal.Record{rec}})
+		r.d.follow(0, rd)
+		rd.Release()
+	}
+	const later, deleted = 7, 8
+	round(later)
+	if r.d.known(later, 0) != nil {
+		t.Error("a node that leads keeps messages of a topic that does not exist")
+	}
+	r.c.standby = true
+	round(later)
+	round(deleted)
+	if err := r.meta.Apply(3, 1, &metadata.TopicCreated{Topic: later, Partitions: 1, Name: "later"}); err != nil {
+		t.Fatal(err)
+	}
+	r.c.standby = false
+	r.publishTopics()
+	if err := r.d.recovered(); err != nil {
+		t.Fatal(err)
+	}
+	if p := r.d.known(later, 0); p == nil || p.first != 1 || p.last != 1 || p.letters {
+		t.Errorf("the partition of a topic that was heard of later is %+v", p)
+	}
+	if r.d.known(deleted, 0) != nil {
+		t.Error("a partition of a topic that does not exist is kept")
+	}
+}
+
 func TestDelivery_PullWaits(t *testing.T) {
 	r := newRig(t, 1, func(o *Options) { o.PollMaxWait = 2 * time.Second })
 	cl, s := r.subscribe(rigGroup, false, nil)
