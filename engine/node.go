@@ -317,6 +317,10 @@ func (n *Node) start(state replica.Persistent) error {
 		return errors.Join(err, n.closeEngine(n.engine.Load()))
 	}
 	n.machine = m
+	for log := range n.unfinished {
+		// Where the log ends doesn't tell what is missing: partitions may have begun anew to be made again.
+		n.repairs[log] = true
+	}
 	n.publish()
 	return nil
 }
@@ -468,7 +472,7 @@ func (n *Node) repair(e *Engine) {
 	}
 	for log := range e.shards {
 		if n.repairs[log] && n.catchings[log] == nil {
-			n.floors[log] = replica.Point{Epoch: n.lastOf[log].Epoch, Index: n.lastOf[log].Index}
+			n.raiseFloor(log, n.lastOf[log])
 			n.machine.Behind(n.now(), log)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mortarmq/mortarmq/engine/peerwire"
 	"github.com/mortarmq/mortarmq/engine/replica"
 	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
@@ -121,6 +122,40 @@ func TestNode_DamagedFilesAreMadeAgainFromTheOthers(t *testing.T) {
 			c.eventually("a new group gets everything", func() bool { return c.acknowledged("h", topic.TopicID, messages) })
 		})
 	}
+}
+
+// A follower that is stopped while a partition is made again, which begins anew for that, knows after its restart that the
+// partition isn't complete.
+func TestNode_ARepairThatWasInterruptedGoesOnAfterARestart(t *testing.T) {
+	t.Parallel()
+	c := newTrio(t, nil)
+	topic := c.declare("orders", 1)
+	const messages = 50
+	c.commitAll(topic.TopicID, 1, messages, 1000)
+	hurt, _ := followers(c.leader())
+	c.tellsTheSame("before", hurt)
+	c.stop(hurt)
+	segments := filepath.Join(c.dirs[hurt], "topics", "*", "*", "*.mqs")
+	files, err := filepath.Glob(segments)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no segments: %v", err)
+	}
+	truncate(t, files[0])
+	c.m.lose(func(f peerwire.BulkFrame) bool {
+		_, ok := f.(*peerwire.Records)
+		return ok
+	})
+	c.start(hurt)
+	c.eventually("the damaged partition begins anew", func() bool {
+		files, err := filepath.Glob(segments)
+		return err == nil && len(files) == 0
+	})
+	c.stop(hurt)
+	c.m.lose(nil)
+	c.start(hurt)
+	c.tellsTheSame("made again", hurt)
+	c.takeOver(hurt)
+	c.eventually("a new group gets everything", func() bool { return c.acknowledged("h", topic.TopicID, messages) })
 }
 
 // A file that the next version of the broker has written is no damaged one: the start is refused, and nothing is changed.

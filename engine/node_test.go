@@ -26,9 +26,8 @@ type mesh struct {
 	cut   map[[2]replica.NodeID]bool // from, to
 	pipes map[[2]replica.NodeID]chan func(*Node)
 	wg    sync.WaitGroup
-	// losing says which frames get lost, lossy is the transfer whose frames do.
-	losing func(peerwire.BulkFrame) bool
-	lossy  peerwire.Transfer
+	// loses says which frames get lost.
+	loses func(peerwire.BulkFrame) bool
 }
 
 func newMesh() *mesh {
@@ -68,24 +67,31 @@ func (m *mesh) deliver(from, to replica.NodeID, f func(*Node)) bool {
 	}
 }
 
-// lose has frames of the first transfer that has any of the kind get lost.
-func (m *mesh) lose(kind func(peerwire.BulkFrame) bool) {
+// lose has frames get lost; nil: none do.
+func (m *mesh) lose(loses func(peerwire.BulkFrame) bool) {
 	m.mu.Lock()
-	m.losing = kind
+	m.loses = loses
 	m.mu.Unlock()
 }
 
-// loses tells whether a frame gets lost.
-func (m *mesh) loses(f peerwire.BulkFrame) bool {
+func (m *mesh) lost(f peerwire.BulkFrame) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.losing == nil || !m.losing(f) {
-		return false
+	return m.loses != nil && m.loses(f)
+}
+
+// inOneTransfer leaves out what is of any transfer but the first that has a frame of the kind.
+func inOneTransfer(kind func(peerwire.BulkFrame) bool) func(peerwire.BulkFrame) bool {
+	var one peerwire.Transfer
+	return func(f peerwire.BulkFrame) bool {
+		if !kind(f) {
+			return false
+		}
+		if one == (peerwire.Transfer{}) {
+			one = f.Of()
+		}
+		return one == f.Of()
 	}
-	if m.lossy == (peerwire.Transfer{}) {
-		m.lossy = f.Of()
-	}
-	return m.lossy == f.Of()
 }
 
 func (m *mesh) set(id replica.NodeID, n *Node) {
@@ -200,7 +206,7 @@ func (p meshPeers) Reject(to replica.NodeID, r *peerwire.Reject) bool {
 
 func (p meshPeers) Bulk(to replica.NodeID, f peerwire.BulkFrame, payload []byte, owner peerwire.Releaser) bool {
 	b := copied(payload)
-	lost := p.m.loses(f)
+	lost := p.m.lost(f)
 	ok := p.m.deliver(p.self, to, func(n *Node) {
 		if n != nil && !lost {
 			n.Bulk(p.self, f, b)
@@ -430,7 +436,7 @@ func TestNode_AFollowerThatWasAwayTooLongCatchesUpInBulk(t *testing.T) {
 // catchUpInBulk has a follower catch up with a leader that sends it everything but, in the first transfer, what gets lost.
 func catchUpInBulk(t *testing.T, lost func(peerwire.BulkFrame) bool) {
 	c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes = 64 << 10 })
-	c.m.lose(lost)
+	c.m.lose(inOneTransfer(lost))
 	first := c.leader()
 	topic := c.declare("orders", 3)
 	p := newNodePeer(t, c.nodes[first])
