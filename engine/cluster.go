@@ -36,9 +36,11 @@ func (c *clusterOptions) node() uint16 {
 	return uint16(c.self)
 }
 
-// fills tells whether a log catches up in bulk, or did: its records may be there before the snapshots that go with them.
-func (c *clusterOptions) fills() bool {
-	return c != nil && slices.ContainsFunc(c.floors, func(p replica.Point) bool { return p != replica.Point{} })
+// behindOthers tells whether records may be here before the metadata that they need: where a log catches up in bulk, or did, its
+// snapshots come behind the records; and of several logs this node may have another one's newest rounds but not yet those of the
+// first, which has the metadata and is committed by the others.
+func (c *clusterOptions) behindOthers() bool {
+	return c != nil && (c.logs > 1 || slices.ContainsFunc(c.floors, func(p replica.Point) bool { return p != replica.Point{} }))
 }
 
 // join makes a recovered shard part of the cluster: idle, with what is not known to be committed pending.

@@ -205,8 +205,8 @@ func (e *Engine) recover() error {
 		}
 	}
 	e.coord.Epoch(epoch)
-	if err := e.coord.CheckIDs(lastTopic); err != nil && !e.opts.cluster.fills() {
-		return err // otherwise the snapshot of the metadata comes behind the records
+	if err := e.coord.CheckIDs(lastTopic); err != nil && !e.opts.cluster.behindOthers() {
+		return err
 	}
 	if c := e.opts.cluster; c != nil {
 		for i, r := range recoveries {

@@ -10,7 +10,6 @@ import (
 
 // Situations beside the faults that a run is worth little without, see Required.
 const (
-	severalLogs        = "several logs"
 	tailAtFailover     = "uncommitted tail at failover"
 	oldEpochSent       = "old-epoch round re-replicated"
 	tailCut            = "uncommitted tail cut"
@@ -70,7 +69,7 @@ var damageFound = map[string]bool{
 
 // requiredSituations are those of Required.
 var requiredSituations = []string{
-	severalLogs, tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
+	tailAtFailover, oldEpochSent, suspectEnd, learner, duplicateInFlight, forcedRevoke, crashAroundLetter, journalRecycled, snapshotInstalled,
 }
 
 // observer reads what a node logs.

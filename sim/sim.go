@@ -13,6 +13,8 @@ import (
 // Options configures a run.
 type Options struct {
 	Seed uint64
+	// Logs is how many journals each node has, which are logs of their own, with the metadata in the first; 0 means 1.
+	Logs int
 	// Log gets what the nodes log; nil: nothing.
 	Log io.Writer
 	// Faults is how long the phase of faults takes, Settle the bound of the second phase.
@@ -40,9 +42,6 @@ const (
 	topicName    = "orders"
 )
 
-// severalLogsEvery: each such seed's nodes have two journals, which are logs of their own, with the metadata in the first.
-const severalLogsEvery = 4
-
 // Run runs one seed.
 func Run(o Options) Result {
 	if o.Faults == 0 {
@@ -51,11 +50,7 @@ func Run(o Options) Result {
 	if o.Settle == 0 {
 		o.Settle = 60 * time.Second
 	}
-	w := &world{seed: o.Seed, logs: 1, rng: rand.New(rand.NewPCG(o.Seed, 1)), seen: map[string]int{}}
-	if o.Seed%severalLogsEvery == 0 {
-		w.logs = 2
-		w.count(severalLogs)
-	}
+	w := &world{seed: o.Seed, logs: max(o.Logs, 1), rng: rand.New(rand.NewPCG(o.Seed, 1)), seen: map[string]int{}}
 	for id := replica.NodeID(1); id <= 3; id++ {
 		w.hosts = append(w.hosts, newHost(w, id, o.Log))
 	}

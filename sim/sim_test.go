@@ -41,6 +41,17 @@ func TestSim_NothingAcknowledgedIsLost(t *testing.T) {
 	}
 }
 
+// TestSim_SeveralLogs has two journals on each node.
+func TestSim_SeveralLogs(t *testing.T) {
+	s := RunMany(ManyOptions{First: 1, Count: seedsHere / 2, Run: Options{Logs: 2}})
+	for _, f := range s.Failures {
+		t.Errorf("seed %d: %s\n%s", f.Seed, f.Failure, f.Trace)
+	}
+	if s.Acknowledged == 0 {
+		t.Error("nothing was acknowledged")
+	}
+}
+
 func TestSim_ASeedIsReplayedExactly(t *testing.T) {
 	a, b := Run(Options{Seed: 77}), Run(Options{Seed: 77})
 	if a.Digest != b.Digest || a.Acknowledged != b.Acknowledged || a.Simulated != b.Simulated {

@@ -27,6 +27,7 @@ func main() {
 	flags.Uint64Var(&o.First, "first", 1, "the first seed")
 	flags.Uint64Var(&o.Count, "seeds", 2000, "how many seeds")
 	flags.IntVar(&o.Workers, "workers", 0, "how many run at a time (0: one for each processor)")
+	flags.IntVar(&o.Run.Logs, "logs", 1, "how many journals each node has")
 	trace := flags.Bool("trace", true, "print what a failed run went through")
 	flags.IntVar(&o.MaxFailures, "max-failures", 3, "end after so many failures")
 	mutants := flags.Bool("mutants", false, "have the runs find deliberate faults, those named by the arguments or all (needs the build tag mutants)")
