@@ -519,6 +519,41 @@ func TestStore_InstallBringsMetadataBack(t *testing.T) {
 	t.Logf("%d steps, %d power cuts, %d of them twice", p.steps, p.cuts, p.twice)
 }
 
+// TestStore_AResetThatHadToWaitGoesOnByItself resets a partition of which a file is being published. The store is called only when
+// it says so, and when an operation has ended.
+func TestStore_AResetThatHadToWaitGoesOnByItself(t *testing.T) {
+	p := newRestartPower(t)
+	p.prepare()
+	p.f.sweep()
+	s, done := p.f.s, false
+	s.closeIdle() // or the end of that would be another reason to go on
+	p.f.settle()
+	s.publish.add(&publication{
+		path: streamDir(testDataDir, 0, p0) + "/report", hint: true, st: s.streams.get(p0),
+		build: func() [][]byte { return [][]byte{[]byte("why")} },
+	})
+	s.Reset(p0, 1, func() { done = true })
+	for now := p.f.now; ; {
+		next := s.Step(now)
+		switch {
+		case p.d.InFlight() > 0:
+			if err := p.d.WaitOne(); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		case next <= now+DefaultSlicePause:
+			now = next
+			continue
+		}
+		p.f.now = now
+		break
+	}
+	if !done {
+		t.Error("the partition has not begun anew, and the store waits for nothing")
+	}
+	p.f.close()
+}
+
 // TestStore_InstallIsSatisfiedWithWhatIsThere does nothing where nothing is to be done.
 func TestStore_InstallIsSatisfiedWithWhatIsThere(t *testing.T) {
 	p := newRestartPower(t)

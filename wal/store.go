@@ -386,6 +386,9 @@ func (s *Store) nextStep() time.Duration {
 		return max(next, s.now)
 	}
 	at := func(t time.Duration) { next = min(next, t) }
+	if s.sweepDue() && !s.pass.active && !s.closing.givenUp {
+		return s.now // wanted by what came behind the passes in this step
+	}
 	if s.pauseUntil > s.now && (s.pass.active || s.sweep.phase != sweepIdle || len(s.drops) > 0) {
 		at(s.pauseUntil)
 	}
