@@ -45,7 +45,7 @@ type Engine struct {
 	shards []*shard
 	stores []*storeLoop
 	coord  *coord.Coordinator
-	// sleeper is what the coordinator's goroutine sleeps on.
+	// sleeper is what the coordinator's goroutine sleeps on; nil without one (Options.Stepped).
 	sleeper *ring.Sleeper
 
 	stopCoord  context.CancelFunc
@@ -80,13 +80,17 @@ func Open(opts Options) (*Engine, error) {
 		}
 		journals = layout.Journals
 	}
-	var err error
 	e := &Engine{opts: opts, log: opts.Logger, started: time.Now(), coordDone: make(chan struct{})}
-	if e.sleeper, err = ring.NewSleeper(); err != nil {
-		return nil, err
+	var sleeper coord.Sleeper
+	if !opts.Stepped {
+		var err error
+		if e.sleeper, err = ring.NewSleeper(); err != nil {
+			return nil, err
+		}
+		sleeper = e.sleeper
 	}
 	e.coord = coord.New(coord.Options{
-		Sleeper:                 e.sleeper,
+		Sleeper:                 sleeper,
 		NodeID:                  opts.cluster.node(),
 		Standby:                 opts.cluster != nil,
 		PartitionDefaultCount:   opts.PartitionDefaultCount,

@@ -60,7 +60,7 @@ func (e *Engine) closeStepped() error {
 		e.coord.End()
 		e.coordBegun = false
 	}
-	err := e.sleeper.Close()
+	var err error
 	for _, s := range e.shards {
 		if s.disk == nil {
 			continue

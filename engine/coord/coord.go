@@ -356,7 +356,7 @@ func (c *Coordinator) flush() {
 	c.dirty = c.dirty[:0]
 }
 
-// channelSleeper is the Sleeper of tests.
+// channelSleeper is the Sleeper of tests and of who turns the coordinator himself.
 type channelSleeper chan struct{}
 
 func (s channelSleeper) Wake() {

@@ -5,7 +5,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"runtime/debug"
 	"runtime/pprof"
 	"time"
 
@@ -35,8 +34,6 @@ func main() {
 	profile := flags.String("cpuprofile", "", "write a profile of the processor time to this file")
 	_ = flags.Parse(os.Args[1:])
 
-	// Runs make much garbage and keep little.
-	debug.SetGCPercent(800)
 	if *mutants {
 		if !mutant.Enabled {
 			fmt.Fprintln(os.Stderr, "sim: this build has no mutants: build it with -tags=mutants")
