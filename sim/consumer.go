@@ -242,6 +242,7 @@ func (c *consumer) message(m *protocol.Msg, sent sending) {
 		c.w.fail("partition %d delivers message %v at %d, which was acknowledged as %v", p.partition, id, p.seq, was)
 	}
 	c.r.read(p, sent.at)
+	c.w.visible(p, id)
 	c.seen[p] = id
 	c.got++
 	if c.reader {

@@ -16,7 +16,9 @@
 // In the first phase, under faults, safety: a sequence of a partition is acknowledged for one message only, a message for one
 // sequence only; what is delivered is what was published; one node leads an epoch; a partition of a group has one owner under
 // an ownership epoch; nothing comes again that was acknowledged or rejected; attempts neither decrease nor exceed their maximum;
-// no node but the victim finds damage on its disk.
+// no node but the victim finds damage on its disk; what the leaders say of the cluster (mutation id, sequences, what a group is
+// done with) never gets less. In some of the runs, and of them for a sample: what a node says that it has flushed is on its disk
+// for sure, and what a client hears of on a majority of the disks.
 //
 // In the second the faults end; within a bound the cluster serves again, all publishes settle and the groups finish. Then every
 // partition holds every acknowledged message at its sequence, each message at most once, without gaps, byte for byte the same

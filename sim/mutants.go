@@ -34,6 +34,7 @@ var Mutants = []Mutant{
 	{"empty-disk-votes", "a node with an empty disk counts at once", otherMessage + "|" + otherSequence + "|" + comesAgain},
 	{"candidate-skips-fetch", "an elected node leads without the rounds that it lacks", otherMessage + "|" + otherSequence + "|" + otherRecords},
 	{"answer-before-quorum", "a leader answers publishes before a majority has flushed them", otherMessage + "|" + otherSequence + "|with the commit point at"},
+	{"ack-before-flush", "a follower says that it has flushed what it has received", "says that it has flushed"},
 	{"duplicate-answered-early", "a publish that is sent again is answered before the first one is committed", "with the commit point at"},
 	{"ledger-forgotten", "a node that takes over knows nothing of deliveries", comesAgain},
 	{"windows-forgotten", "a node that takes over knows nothing of what producers have sent", otherSequence},

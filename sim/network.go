@@ -202,6 +202,7 @@ func (l link) Append(to replica.NodeID, a *peerwire.Append, payload []byte, owne
 // Flushed implements engine.Peers.
 func (l link) Flushed(to replica.NodeID, f *peerwire.Flushed) bool {
 	c := *f
+	l.n.w.flushed(l.h, &c)
 	return l.n.send(l.h.id, to, peerwire.Log, func(h *host) { h.node.Flushed(l.h.id, &c) })
 }
 

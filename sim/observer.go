@@ -27,6 +27,9 @@ const (
 	damagedFiles       = "damaged files made anew"
 	duplicateAnswered  = "duplicate recognised"
 	metadataQuarantine = "metadata quarantined"
+	flushedCompared    = "FLUSHED compared with the disk"
+	figuresCompared    = "figures of leaders compared"
+	visibleCompared    = "visible message looked for on the disks"
 )
 
 // situations says which line of a node's log shows what has occurred.

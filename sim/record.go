@@ -72,6 +72,7 @@ func (r *record) acknowledged(topic, partition uint16, producer, seq uint64, res
 		r.w.fail("message %v was acknowledged at %d with the commit point at %d", m, res.Sequence, res.CommitSeq)
 	}
 	r.acks = append(r.acks, acked{p, r.w.now, res.CommitSeq})
+	r.w.visible(p, m)
 	if res.Flags&protocol.ResultFlagDeduplicated != 0 {
 		r.w.count(duplicateAnswered)
 	}

@@ -51,6 +51,9 @@ func Run(o Options) Result {
 		o.Settle = 60 * time.Second
 	}
 	w := &world{seed: o.Seed, logs: max(o.Logs, 1), rng: rand.New(rand.NewPCG(o.Seed, 1)), seen: map[string]int{}}
+	if o.Seed%vouchRuns == 0 {
+		w.vouched = &vouching{}
+	}
 	for id := replica.NodeID(1); id <= 3; id++ {
 		w.hosts = append(w.hosts, newHost(w, id, o.Log))
 	}

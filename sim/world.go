@@ -23,6 +23,8 @@ type world struct {
 	moments uint64
 	// seen counts the faults and situations that occurred.
 	seen map[string]int
+	// vouched is nil where nothing is compared with the disks, see vouch.go.
+	vouched *vouching
 }
 
 // event is something that happens at a time.

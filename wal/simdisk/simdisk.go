@@ -534,12 +534,18 @@ func (d *Disk) Paths() []string {
 }
 
 // ReadFile returns a file's contents as a process would read them, nil where there is no such file.
-func (d *Disk) ReadFile(p string) []byte {
+func (d *Disk) ReadFile(p string) []byte { return d.ReadFileInto(nil, p) }
+
+// ReadFileInto is ReadFile that uses b's memory where it suffices.
+func (d *Disk) ReadFileInto(b []byte, p string) []byte {
 	n := d.lookup(p)
 	if n == nil || n.dir {
 		return nil
 	}
-	b := make([]byte, n.size)
+	if int64(cap(b)) < n.size {
+		b = make([]byte, n.size)
+	}
+	b = b[:n.size]
 	n.read(0, b)
 	return b
 }
