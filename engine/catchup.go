@@ -18,18 +18,51 @@ import (
 // shard take it (fill); on the leader a supply, which reads segments and sends them, at a pace that leaves live traffic its
 // latency.
 
-// catching is a log of this node that catches up.
+// catching is a log of this node that catches up. It begins with asking, which changes nothing: a source that doesn't lead, or
+// can't read its files, or is gone leaves the log as it is. Only when something has come is it noted that the log gives up rounds,
+// and then they are.
 type catching struct {
 	out      replica.StartCatchup
 	fetch    *fetch // that it is for; nil: it is for following
 	transfer peerwire.Transfer
-	file     *wal.CatchupFile
+	stage    catchupStage
+	// floor is committed, and the log won't end before it.
+	floor replica.Point
+	// held are the frames of the transfer that have come before the log takes them.
+	held []heldFrame
+	file *wal.CatchupFile
 	// again is when the request is repeated, because nothing was heard; 0: it is not outstanding.
 	again time.Duration
 	heard time.Duration
 	// note is what follows when the catch-up is on record, where there was no space for that: tried again at noteAt.
 	note   func()
 	noteAt time.Duration
+}
+
+type catchupStage uint8
+
+const (
+	// catchupAsks: nothing is given up.
+	catchupAsks catchupStage = iota
+	// catchupNotes: something has come, and that rounds are given up is being put on record.
+	catchupNotes
+	// catchupFills: they are given up.
+	catchupFills
+)
+
+type heldFrame struct {
+	frame   peerwire.BulkFrame
+	payload peerwire.Payload
+}
+
+// drop lets go of what has come and won't be taken.
+func (c *catching) drop() {
+	for _, h := range c.held {
+		if h.payload != nil {
+			h.payload.Release()
+		}
+	}
+	c.held = nil
 }
 
 // catchupRetry is after how much silence a follower asks again.
@@ -46,7 +79,10 @@ func (n *Node) behind(from replica.NodeID, b *peerwire.Behind) {
 	n.post(log, &replicaEvent{kind: evStored, step: func() {
 		if e.shards[log].repl.log.Behind(b.Epoch, b.Base) {
 			n.do(func() {
-				n.raiseFloor(log, b.Committed)
+				if n.machine.State().Promised != epoch {
+					return // the log was resumed
+				}
+				n.wanted[log] = b.Committed
 				n.machine.Behind(n.now(), log)
 			})
 		}
@@ -68,8 +104,46 @@ func (n *Node) startCatchup(o replica.StartCatchup) {
 		n.catchings[o.Log] = c
 	}
 	c.out = o
+	if c.floor.Less(n.wanted[o.Log]) {
+		c.floor = n.wanted[o.Log]
+	}
 	n.log.Info("this node's log is too far behind: catching up in bulk", "log", o.Log, "leader", n.nodes[o.Leader].name, "epoch", o.Epoch)
-	n.noteCatchup(o.Log, c, func() { n.ask(o.Log, c) })
+	n.ask(o.Log, c)
+}
+
+// callOff ends what has given up nothing and isn't wanted any more: a new epoch has begun, or the engine is another one. The log
+// goes on as it is.
+func (n *Node) callOff(log int) {
+	c := n.catchings[log]
+	if c == nil || c.stage != catchupAsks {
+		return
+	}
+	n.machine.CallOff(log)
+	if !n.machine.Catching(log) { // nothing was given up before, either
+		c.drop()
+		delete(n.catchings, log)
+	}
+}
+
+// giveUp begins to give up rounds, now that something has come for them.
+func (n *Node) giveUp(log int, c *catching) {
+	c.stage = catchupNotes
+	if c.fetch == nil {
+		n.machine.GivesUp(log)
+	}
+	n.raiseFloor(log, c.floor)
+	n.noteCatchup(log, c, func() {
+		c.stage = catchupFills
+		if n.engine.Load() == nil {
+			c.drop() // it is asked for again once the engine is open
+			return
+		}
+		n.beginFill(log, c, nil)
+		for _, h := range c.held {
+			n.post(log, &replicaEvent{kind: evFillFrame, peer: c.out.Leader, frame: h.frame, payload: h.payload})
+		}
+		c.held = nil
+	})
 }
 
 // noteCatchup puts on record that rounds of the log are given up, before they are. A disk without space for that is waited for.
@@ -117,21 +191,36 @@ func (n *Node) wallMs() uint64 { return (&Engine{opts: n.opts.Engine}).wallMs() 
 
 // ask asks the leader for what the log lacks.
 func (n *Node) ask(log int, c *catching) {
+	if c.stage == catchupNotes {
+		return // what has come is taken first
+	}
 	n.lastFetch++
+	c.drop()
 	c.transfer = peerwire.Transfer{Log: uint16(log), ID: n.lastFetch}
 	c.heard = n.now()
 	c.again = c.heard + catchupRetry
-	transfer := c.transfer
-	n.post(log, &replicaEvent{kind: evFill, peer: c.out.Leader, transfer: transfer, point: n.floors[log],
-		positions: func(list []peerwire.Position) {
-			for {
-				k := min(len(list), peerwire.MaxPositions)
-				n.opts.Peers.Bulk(c.out.Leader, &peerwire.Catchup{Transfer: transfer, More: k < len(list), Positions: list[:k]}, nil, nil)
-				if list = list[k:]; len(list) == 0 {
-					return
-				}
+	leader, transfer := c.out.Leader, c.transfer
+	positions := func(list []peerwire.Position) {
+		for {
+			k := min(len(list), peerwire.MaxPositions)
+			n.opts.Peers.Bulk(leader, &peerwire.Catchup{Transfer: transfer, More: k < len(list), Positions: list[:k]}, nil, nil)
+			if list = list[k:]; len(list) == 0 {
+				return
 			}
-		},
+		}
+	}
+	if c.stage == catchupFills {
+		n.beginFill(log, c, positions)
+		return
+	}
+	e := n.engine.Load()
+	n.post(log, &replicaEvent{kind: evStored, step: func() { e.shards[log].repl.ask(positions) }})
+}
+
+// beginFill has the shard give up what it has, if it has not yet, and take the transfer. positions gets what it has then.
+func (n *Node) beginFill(log int, c *catching, positions func([]peerwire.Position)) {
+	transfer := c.transfer
+	n.post(log, &replicaEvent{kind: evFill, peer: c.out.Leader, transfer: transfer, point: n.floors[log], positions: positions,
 		done: func(err error) { n.do(func() { n.filled(log, transfer, err) }) },
 	})
 }
@@ -143,8 +232,7 @@ func (n *Node) filled(log int, transfer peerwire.Transfer, err error) {
 		return
 	}
 	if err != nil {
-		n.log.Warn("catching up in bulk was interrupted and begins again", "log", log, "err", err)
-		c.again = n.now() + time.Second
+		n.interrupted(log, c, err)
 		return
 	}
 	delete(n.catchings, log)
@@ -162,8 +250,17 @@ func (n *Node) filled(log int, transfer peerwire.Transfer, err error) {
 			n.log.Warn("removing the progress of a catch-up that has ended", "log", log, "err", err)
 		}
 		delete(n.unfinished, log)
+		if e := n.engine.Load(); e != nil {
+			n.post(log, &replicaEvent{kind: evStored, step: func() { e.shards[log].repl.log.Resume() }})
+		}
 		n.machine.CaughtUp(n.now(), log) // says nothing where it was for a fetch, which goes on
 	})
+}
+
+// interrupted has the log ask again after a while.
+func (n *Node) interrupted(log int, c *catching, err error) {
+	n.log.Warn("catching up in bulk was interrupted and begins again", "log", log, "err", err)
+	c.again = n.now() + time.Second
 }
 
 // stepCatchups repeats requests that nobody answers, and returns when to look again.
@@ -177,7 +274,7 @@ func (n *Node) stepCatchups(now time.Duration) (next time.Duration) {
 			}
 			next = min(next, now+noteRetry)
 		}
-		if c == nil || c.again == 0 || n.engine.Load() == nil {
+		if c == nil || c.again == 0 || c.stage == catchupNotes || n.engine.Load() == nil {
 			continue
 		}
 		if now >= c.again {
@@ -569,9 +666,21 @@ func (n *Node) fillFrame(ev *nodeEvent) {
 	}
 	c.heard = n.now()
 	c.again = c.heard + catchupRetry
-	if _, refused := ev.frame.(*peerwire.CatchupCancel); c.fetch != nil && !refused {
+	cancel, refused := ev.frame.(*peerwire.CatchupCancel)
+	if c.fetch != nil && !refused {
 		n.machine.Fetching(c.heard, c.fetch.out.Epoch) // an election that nothing comes for any more ends
 	}
-	n.post(int(t.Log), &replicaEvent{kind: evFillFrame, peer: ev.from, frame: ev.frame, payload: ev.payload})
+	switch {
+	case c.stage == catchupFills:
+		n.post(int(t.Log), &replicaEvent{kind: evFillFrame, peer: ev.from, frame: ev.frame, payload: ev.payload})
+	case refused && c.stage == catchupAsks:
+		n.interrupted(int(t.Log), c, fmt.Errorf("%w: %s", errFillEnded, cancel.Reason))
+		return
+	default:
+		c.held = append(c.held, heldFrame{ev.frame, ev.payload})
+		if c.stage == catchupAsks {
+			n.giveUp(int(t.Log), c)
+		}
+	}
 	ev.payload = nil
 }

@@ -24,6 +24,8 @@ type clusterOptions struct {
 	damaged func(log int)
 	// floors are the points that logs must not end before, from catch-ups that were interrupted; by log.
 	floors []replica.Point
+	// unfinished are the logs that have given up rounds and have not got everything for them; by log.
+	unfinished []bool
 	// history is NodeOptions.HistoryBytes.
 	history int64
 }
@@ -56,6 +58,9 @@ func (c *clusterOptions) join(s *shard, rec *wal.Recovery) error {
 	}
 	if s.id < len(c.floors) {
 		log.SetFloor(c.floors[s.id])
+	}
+	if s.id < len(c.unfinished) && c.unfinished[s.id] {
+		log.Suspend()
 	}
 	r := &replication{
 		s: s, self: c.self, log: log, peers: c.peers, logger: s.log,

@@ -218,6 +218,7 @@ func (e *Engine) recover() error {
 				return err
 			}
 		}
+		e.knowDeleted()
 		e.restoreTails(recoveries)
 		return nil // the recovery goes on until this node leads
 	}
@@ -229,6 +230,26 @@ func (e *Engine) recover() error {
 	}
 	e.restoreTails(recoveries)
 	return nil
+}
+
+// knowDeleted has shards and stores pass over records of topics that are deleted already: rounds from before a deletion may come
+// behind the snapshot that says so.
+func (e *Engine) knowDeleted() {
+	any := false
+	for topic := range int(e.coord.LastTopic()) + 1 {
+		if id := uint16(topic); id != 0 && e.coord.TopicDeleted(id) {
+			any = true
+			for i, s := range e.shards {
+				s.gone.add(id)
+				e.stores[i].store.KnowDeleted(id)
+			}
+		}
+	}
+	for _, s := range e.shards {
+		if any {
+			s.dedup.dropTopics(s.gone.has)
+		}
+	}
 }
 
 // beyondRepair returns an error, a wal.ErrCorrupt, where a node of a cluster can't get what is damaged from the others file by

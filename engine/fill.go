@@ -39,18 +39,19 @@ type fillFrame struct {
 }
 
 var (
+	errFillEnded = errors.New("the leader ended the transfer")
 	errFillOrder = errors.New("the leader sent records out of order")
 	errFillLost  = errors.New("a part of what the leader sent was lost on the way")
 )
 
-// startFill gives up what is pending and begins to catch up, or begins again with another transfer. positions gets what
-// the log has.
+// startFill gives up what is pending and begins to catch up, or begins again with another transfer. positions, if there is one,
+// gets what the log has.
 func (r *replication) startFill(ev *replicaEvent) {
 	f := r.fill
 	if f == nil {
 		f = &fill{r: r, last: r.s.published}
 		r.giveUp(ev.point)
-		r.s.eng.coord.Silence()
+		r.s.eng.coord.Silence(r.s.id)
 		r.fill = f
 		r.s.store.inbox.Push(storeMessage{kind: storeGiveUp})
 		f.reset()
@@ -61,7 +62,31 @@ func (r *replication) startFill(ev *replicaEvent) {
 	for i := range f.sealed.len() {
 		*f.sealed.at(i) = 0 // of the transfer before
 	}
-	ev.positions(r.s.positions())
+	if ev.positions != nil {
+		ev.positions(r.s.positions())
+	} else if id, ok := r.fits(); !ok {
+		f.fail(fmt.Errorf("%v turned out damaged after the leader was asked", id))
+	}
+}
+
+// ask has send get what the log will have when it has given up rounds for a catch-up.
+func (r *replication) ask(send func([]peerwire.Position)) {
+	r.asked = r.s.positions()
+	send(r.asked)
+}
+
+// fits tells whether what was asked for goes on with what the log has now, and if not which stream doesn't.
+func (r *replication) fits() (wal.StreamID, bool) {
+	now := map[peerwire.Stream]uint64{}
+	for _, p := range r.s.positions() {
+		now[p.Stream] = p.Next
+	}
+	for _, p := range r.asked {
+		if wal.StreamKind(p.Stream.Kind) == wal.Messages && now[p.Stream] < p.Next {
+			return streamID(p.Stream), false
+		}
+	}
+	return wal.StreamID{}, true
 }
 
 // giveUp forgets everything of the log that is not known to be committed. floor is committed, and durably noted.
@@ -82,7 +107,7 @@ func (r *replication) giveUp(floor replica.Point) {
 	r.log, r.epoch, r.leader = log, 0, 0
 }
 
-// positions lists how far every stream of the shard goes.
+// positions lists how far every stream of the shard goes that doesn't begin anew with a catch-up.
 func (s *shard) positions() []peerwire.Position {
 	list := []peerwire.Position{{Stream: peerwire.Stream{Kind: uint8(wal.Ledger)}, Next: uint64(s.ledgerSeq) + 1}}
 	if s.id == 0 {
@@ -90,7 +115,7 @@ func (s *shard) positions() []peerwire.Position {
 	}
 	for topic, parts := range s.topics {
 		for i, p := range parts {
-			if p != nil && p.last > 0 {
+			if p != nil && p.last > 0 && p.refusal == "" {
 				list = append(list, peerwire.Position{
 					Stream: peerwire.Stream{Kind: uint8(wal.Messages), Topic: uint16(topic), Partition: uint16(i)}, Next: uint64(p.last) + 1,
 				})
@@ -201,7 +226,7 @@ func (f *fill) frame(fr *fillFrame) (bool, error) {
 	case *peerwire.CatchupDone:
 		return f.end(frame)
 	case *peerwire.CatchupCancel:
-		return false, fmt.Errorf("the leader ended the transfer: %s", frame.Reason)
+		return false, fmt.Errorf("%w: %s", errFillEnded, frame.Reason)
 	default:
 		return true, nil
 	}

@@ -103,6 +103,8 @@ type Node struct {
 	catchings map[int]*catching
 	supplies  []*supply
 	floors    map[int]replica.Point
+	// wanted are the floors that catch-ups are to have once they give something up.
+	wanted map[int]replica.Point
 	// unfinished are the logs for which a catch-up is on record that has not ended: they may lack anything.
 	unfinished map[int]bool
 	// hurt are the logs with damaged files, repairs those of which they are made again; lastOf is where the logs ended when the machine last heard of them.
@@ -217,7 +219,7 @@ func OpenNode(o NodeOptions) (*Node, error) {
 	n := &Node{
 		opts: o, log: o.Engine.Logger, done: make(chan struct{}),
 		nodes: map[replica.NodeID]*hint{}, fetches: map[int]*fetch{},
-		catchings: map[int]*catching{}, floors: map[int]replica.Point{}, unfinished: map[int]bool{},
+		catchings: map[int]*catching{}, floors: map[int]replica.Point{}, wanted: map[int]replica.Point{}, unfinished: map[int]bool{},
 		hurt: map[int]bool{}, repairs: map[int]bool{}, lastOf: map[int]replica.Point{}, slowDisks: map[slowDisk]bool{},
 	}
 	for _, info := range o.Nodes {
@@ -300,7 +302,7 @@ func (n *Node) start(state replica.Persistent) error {
 		if err := n.readFloors(int(state.Logs)); err != nil {
 			return err
 		}
-		e, err := n.openEngine(int(state.Logs))
+		e, err := n.openEngine(int(state.Logs), n.logsKnown(int(state.Logs)))
 		if err != nil {
 			return err
 		}
@@ -320,6 +322,7 @@ func (n *Node) start(state replica.Persistent) error {
 	for log := range n.unfinished {
 		// Where the log ends doesn't tell what is missing: partitions may have begun anew to be made again.
 		n.repairs[log] = true
+		m.GivesUp(log)
 	}
 	n.publish()
 	return nil
@@ -327,8 +330,8 @@ func (n *Node) start(state replica.Persistent) error {
 
 // openEngine opens the engine; any goroutine but one at a time. Data that can't be trusted is set aside: this node then begins
 // with nothing, and gets everything from the others.
-func (n *Node) openEngine(logs int) (*Engine, error) {
-	e, err := n.tryEngine(logs)
+func (n *Node) openEngine(logs int, known logsKnown) (*Engine, error) {
+	e, err := n.tryEngine(logs, known)
 	if err == nil || !untrusted(err) {
 		return e, err
 	}
@@ -338,7 +341,7 @@ func (n *Node) openEngine(logs int) (*Engine, error) {
 	if err := n.setAside(err); err != nil {
 		return nil, err
 	}
-	return n.tryEngine(logs)
+	return n.tryEngine(logs, known)
 }
 
 // untrusted tells whether what is on the disk is the reason why an engine can't be opened. A file of the version after this
@@ -351,13 +354,13 @@ func untrusted(err error) bool {
 	return errors.Is(err, wal.ErrCorrupt)
 }
 
-func (n *Node) tryEngine(logs int) (*Engine, error) {
+func (n *Node) tryEngine(logs int, known logsKnown) (*Engine, error) {
 	o := n.opts.Engine
 	o.cluster = &clusterOptions{
 		self: n.opts.Self, nodes: n.ids, logs: logs, peers: n.opts.Peers,
 		suspect: n.suspect, failed: n.failed, random: n.opts.Random,
 		damaged: func(log int) { n.do(func() { n.damaged(log) }) },
-		floors:  n.floorList(logs), history: n.opts.HistoryBytes,
+		floors:  known.floors, unfinished: known.unfinished, history: n.opts.HistoryBytes,
 	}
 	return Open(o)
 }
@@ -394,12 +397,18 @@ func (n *Node) readFloors(logs int) error {
 	return nil
 }
 
-func (n *Node) floorList(logs int) []replica.Point {
-	list := make([]replica.Point, logs)
-	for log := range list {
-		list[log] = n.floors[log]
+// logsKnown is what the control loop knows of logs that are to be opened.
+type logsKnown struct {
+	floors     []replica.Point
+	unfinished []bool
+}
+
+func (n *Node) logsKnown(logs int) logsKnown {
+	k := logsKnown{make([]replica.Point, logs), make([]bool, logs)}
+	for log := range logs {
+		k.floors[log], k.unfinished[log] = n.floors[log], n.unfinished[log]
 	}
-	return list
+	return k
 }
 
 // suspect puts on record that rounds may be missing that this node vouched for, before anything is written. It runs on the
@@ -457,6 +466,7 @@ func (n *Node) giveWay() {
 		n.repairs[log] = true
 		n.log.Error("files of this node are damaged: they are made again from the leader", "log", log)
 		n.machine.Damaged(n.now())
+		n.machine.GivesUp(log)
 	}
 }
 
@@ -472,7 +482,7 @@ func (n *Node) repair(e *Engine) {
 	}
 	for log := range e.shards {
 		if n.repairs[log] && n.catchings[log] == nil {
-			n.raiseFloor(log, n.lastOf[log])
+			n.wanted[log] = n.lastOf[log]
 			n.machine.Behind(n.now(), log)
 		}
 	}
@@ -734,7 +744,12 @@ func (n *Node) fence(epoch replica.Epoch) {
 	e := n.engine.Load()
 	n.fencing.begin(epoch, len(e.shards))
 	for i := range e.shards {
-		n.post(i, &replicaEvent{kind: evFence, epoch: epoch, refusal: notLeading(n.leader.Load()), fenced: func(end replica.End) {
+		c := n.catchings[i]
+		if c != nil && c.out.Epoch < epoch {
+			n.callOff(i)
+		}
+		resume := n.catchings[i] == nil && !n.unfinished[i] && !n.repairs[i]
+		n.post(i, &replicaEvent{kind: evFence, epoch: epoch, resume: resume, refusal: notLeading(n.leader.Load()), fenced: func(end replica.End) {
 			n.inbox.Push(nodeEvent{kind: nodeFenced, epoch: epoch, log: i, end: end})
 		}})
 	}
@@ -858,11 +873,12 @@ func (n *Node) reopen(logs int) {
 	n.dropSupplies(func(*supply) bool { return true })
 	old := n.engine.Swap(nil)
 	n.serving.Store(nil)
+	known := n.logsKnown(logs)
 	again := func() nodeEvent {
 		if err := n.closeEngine(old); err != nil {
 			n.log.Warn("closing the engine before it is opened anew", "err", err)
 		}
-		e, err := n.openEngine(logs)
+		e, err := n.openEngine(logs, known)
 		return nodeEvent{kind: nodeReopened, engine: e, err: err}
 	}
 	if n.opts.Engine.Stepped {
@@ -890,6 +906,9 @@ func (n *Node) reopened(ev *nodeEvent) {
 	// The machine knows the logs as fenced at what it has promised.
 	promised := n.machine.State().Promised
 	n.postAll(replicaEvent{kind: evFence, epoch: promised, refusal: notLeading(n.leader.Load()), fenced: func(replica.End) {}})
+	for log := range e.shards {
+		n.callOff(log)
+	}
 	for _, f := range n.afterOpen {
 		f()
 	}
@@ -1028,6 +1047,9 @@ func (e *Engine) settled() bool {
 func (n *Node) end() {
 	n.serving.Store(nil)
 	e := n.engine.Swap(nil)
+	for _, c := range n.catchings {
+		c.drop()
+	}
 	n.inbox.Close()
 	for _, ev := range n.inbox.Drain(nil) {
 		if ev.payload != nil {

@@ -296,6 +296,7 @@ func TestNode_ARecordThatRotsIsServedByAnotherNodeAndRepaired(t *testing.T) {
 	t.Parallel()
 	const messages = 3000
 	c, topic := coldTrio(t, messages)
+	c.ackEvery = 64
 	hurt := c.leader()
 	c.hurtRecord(hurt, topic)
 	attempt := 0

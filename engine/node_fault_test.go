@@ -96,8 +96,11 @@ func (c *trio) acknowledged(group string, topic uint16, last int) bool {
 			if err := m.Decode(payload); err != nil {
 				c.t.Fatal(err)
 			}
+			if c.ackEvery > 0 && m.Sequence%c.ackEvery != 0 && m.Sequence < uint64(last) {
+				continue
+			}
 			ack := protocol.Ack{SubscriptionID: m.SubscriptionID, TopicID: m.TopicID, Partition: m.Partition, Sequence: m.Sequence,
-				DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch}
+				DeliveryID: m.DeliveryID, OwnershipEpoch: m.OwnershipEpoch, Flags: protocol.AckFlagCumulative}
 			if _, err := p.ask(protocol.OpAck, ack.AppendFrame(nil)); err != nil {
 				return false
 			}

@@ -138,13 +138,11 @@ func (n *Node) fetchInBulk(f *fetch, floor replica.Point) {
 		n.catchings[log] = c
 	}
 	c.fetch, c.out = f, replica.StartCatchup{Leader: f.out.From, Epoch: f.out.Epoch, Log: log}
-	n.raiseFloor(log, floor)
+	if c.floor.Less(floor) {
+		c.floor = floor
+	}
 	n.log.Info("elected, but too far behind to lead: catching up in bulk first", "log", log, "peer", n.nodes[f.out.From].name, "epoch", f.out.Epoch)
-	n.noteCatchup(log, c, func() {
-		if c.fetch == f {
-			n.ask(log, c)
-		}
-	})
+	n.ask(log, c)
 }
 
 // fetched tells the machine that everything is here.
@@ -162,14 +160,19 @@ func (n *Node) failFetch(f *fetch, err error) {
 	n.dropFetch(f)
 }
 
-// dropFetch ends a fetch that nobody needs any more. A log that is being filled for it goes on with that, from the next leader
-// if there is one: it may have given up what it had.
+// dropFetch ends a fetch that nobody needs any more. A log that has given up rounds for it goes on with that, from the next
+// leader if there is one.
 func (n *Node) dropFetch(f *fetch) {
 	log := f.out.Log
 	delete(n.fetches, log)
 	if c := n.catchings[log]; c != nil && c.fetch == f {
+		if c.stage == catchupAsks {
+			n.callOff(log)
+			return
+		}
 		c.fetch = nil
 		n.machine.Behind(n.now(), log)
+		n.machine.GivesUp(log)
 	}
 }
 

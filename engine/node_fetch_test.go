@@ -2,6 +2,9 @@ package engine
 
 import (
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/mortarmq/mortarmq/engine/peerwire"
@@ -137,4 +140,55 @@ func TestNode_ACatchUpThatCanNotBeNotedWaitsForSpace(t *testing.T) {
 	c.tellsTheSame("with space", away)
 	c.stop(other)
 	c.commitAll(topic, messages+1, messages+20, 100)
+}
+
+// A follower that is too far behind gives up nothing of its log before something has come for it: a leader that can't send, or
+// isn't there any more, leaves it a log that counts, and the next leader may have what it lacks in memory.
+func TestNode_ACatchUpGivesUpNothingBeforeSomethingHasCome(t *testing.T) {
+	t.Parallel()
+	c := newTrio(t, func(o *NodeOptions) { o.HistoryBytes = 64 << 10 })
+	var nothing atomic.Bool
+	var asked atomic.Int32
+	c.m.lose(func(f peerwire.BulkFrame) bool {
+		switch f.(type) {
+		case *peerwire.Catchup:
+			asked.Add(1)
+		case *peerwire.Records, *peerwire.Skip, *peerwire.Snapshot, *peerwire.CatchupDone:
+			return nothing.Load()
+		}
+		return false
+	})
+	topic := c.declare("orders", 1).TopicID
+	away, _ := followers(c.leader())
+	c.stop(away)
+	const messages = 1000
+	c.commitAll(topic, 1, messages, 1000)
+	nothing.Store(true)
+	c.start(away)
+	c.eventually("the follower asks for what it lacks", func() bool { return asked.Load() > 0 })
+	noted := func() bool {
+		_, err := os.Stat(filepath.Join(c.dirs[away], "journal", "0", "catchup.mmcup"))
+		return err == nil
+	}
+	first := asked.Load()
+	c.stop(c.leader(away)) // whoever leads next is asked again
+	c.start(stopped(c))
+	c.eventually("the follower asks the next leader", func() bool { return asked.Load() > first })
+	if noted() {
+		t.Error("rounds were given up for nothing")
+	}
+	nothing.Store(false)
+	c.tellsTheSame("once something comes", away)
+	c.eventually("the catch-up is over", func() bool { return !noted() })
+}
+
+// stopped returns the node that does not run.
+func stopped(c *trio) replica.NodeID {
+	for id := replica.NodeID(1); id <= 3; id++ {
+		if c.nodes[id] == nil {
+			return id
+		}
+	}
+	c.t.Fatal("all nodes run")
+	return 0
 }

@@ -223,11 +223,13 @@ const trioLease = 3 * time.Second
 
 // trio is a cluster of three nodes in one process.
 type trio struct {
-	t     *testing.T
-	m     *mesh
-	dirs  map[replica.NodeID]string
-	nodes map[replica.NodeID]*Node
-	tune  func(*NodeOptions)
+	// ackEvery is of how many messages acknowledged acknowledges one, with those before it; 0: each of them.
+	ackEvery uint64
+	t        *testing.T
+	m        *mesh
+	dirs     map[replica.NodeID]string
+	nodes    map[replica.NodeID]*Node
+	tune     func(*NodeOptions)
 }
 
 func newTrio(t *testing.T, tune func(*NodeOptions)) *trio {

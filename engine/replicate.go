@@ -93,6 +93,7 @@ type replicaEvent struct {
 	index    replica.Index
 	instance replica.Instance
 	voter    bool
+	resume   bool // with evFence: the log goes on if it was behind
 	append   peerwire.Append
 	payload  Payload
 	end      replica.End
@@ -225,7 +226,9 @@ type replication struct {
 	sealedBytes int64
 	incoming    fifo[*replicaEvent]
 	acked       peerwire.Flushed // the last FLUSHED that was sent
-	adopting    *replicaEvent    // says how far a candidate's log has to come
+	// asked are the positions that the last catch-up was asked for with.
+	asked    []peerwire.Position
+	adopting *replicaEvent // says how far a candidate's log has to come
 	// agreed is up to where the log was found to be that of the node that this one completes it from, since it was fenced.
 	agreed  replica.Index
 	heard   []followerState // by others
@@ -316,6 +319,9 @@ func (r *replication) distrust(peer replica.NodeID, err error) {
 func (r *replication) fence(ev *replicaEvent) {
 	if ev.epoch > r.fenced {
 		r.fenced, r.agreed = ev.epoch, 0
+		if ev.resume {
+			r.log.Resume()
+		}
 	}
 	end := r.log.Fence(ev.epoch)
 	if r.leading && !r.log.Leading() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"strings"
 
 	"github.com/cespare/xxhash/v2"
 
@@ -75,6 +76,10 @@ func (s *scenario) record(c *contents, f *wal.RecordFound, raw []byte) {
 	if f.Stream.Kind != wal.Messages || f.Stream.Topic == 0 {
 		return // the header can't be read, which is told beside
 	}
+	name := s.topics[f.Stream.Topic]
+	if name == "" {
+		return // it is deleted, and its files may not be everywhere yet
+	}
 	at := place{f.Stream.Topic, f.Stream.Partition, uint64(f.Record.Sequence)}
 	sum := xxhash.Sum64(raw)
 	if was, ok := c.sums[at]; ok && was != sum {
@@ -88,6 +93,9 @@ func (s *scenario) record(c *contents, f *wal.RecordFound, raw []byte) {
 		if len(f.Record.Value) >= 16 {
 			c.messages[at] = [2]uint64{binary.BigEndian.Uint64(f.Record.Value), binary.BigEndian.Uint64(f.Record.Value[8:])}
 		}
+		return
+	}
+	if !strings.HasPrefix(name, "$dlq.") {
 		return
 	}
 	var e deadletter.Envelope

@@ -9,7 +9,7 @@
 // stood still for a while. Disks: power is cut, which keeps any part of what was not flushed; flushes fail, take long or hang;
 // space runs out. Of one node in a run, the victim: bits flip at rest, reads return another block or older content, the disk is
 // lost. Clocks: the wall clock of a node jumps. Members of groups come, leave, vanish, and don't give up what is taken from
-// them.
+// them; topics are declared, published to and deleted.
 //
 // # The checks
 //

@@ -28,6 +28,7 @@ const (
 	duplicateAnswered  = "duplicate recognised"
 	metadataQuarantine = "metadata quarantined"
 	flushedCompared    = "FLUSHED compared with the disk"
+	topicDeleted       = "topic deleted"
 	figuresCompared    = "figures of leaders compared"
 	visibleCompared    = "visible message looked for on the disks"
 )

@@ -77,6 +77,8 @@ type scenario struct {
 	producers []*producer
 	groups    []*group
 	quiet     bool // no more faults
+	// passed counts the topics that have come and gone, see topics.go.
+	passed uint64
 	// topics are the names by id, at the end.
 	topics map[uint16]string
 	// victim is the only host whose disk loses or falsifies what it holds; nil: none does.
@@ -124,6 +126,7 @@ func (s *scenario) run(o Options) {
 		}
 	}
 	w.after(w.between(0, time.Second), s.comeAndGo)
+	w.after(w.between(0, 2*time.Second), s.topicsComeAndGo)
 	newMonitor(w).run()
 	w.after(w.between(0, time.Second), s.fault)
 	w.run(w.now+o.Faults, nil)

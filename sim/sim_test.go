@@ -15,7 +15,8 @@ func TestSim_NothingAcknowledgedIsLost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := Run(Options{Seed: seed, Log: os.Stderr})
+		logs, _ := strconv.Atoi(os.Getenv("MORTARMQ_SIM_LOGS"))
+		r := Run(Options{Seed: seed, Logs: logs, Log: os.Stderr})
 		t.Log(r.Trace)
 		if r.Failure != "" {
 			t.Error(r.Failure)

@@ -68,6 +68,10 @@ func (s *Store) DropTopic(topic uint16) {
 	s.stepDrops()
 }
 
+// KnowDeleted notes that a topic was deleted, for one of which there are no files here any more, or never were: records of it that
+// are added are passed over. A node gets such records where a catch-up ended with a snapshot that is newer than they are.
+func (s *Store) KnowDeleted(topic uint16) { s.dropped[topic] = struct{}{} }
+
 // dropping tells whether a directory belongs to a topic that is being deleted.
 func (s *Store) dropping(dir string) bool {
 	rel, err := filepath.Rel(filepath.Join(s.o.Dir, topicsDir), dir)

@@ -51,6 +51,28 @@ func TestStore_DropTopicRemovesItsFilesAndNothingElse(t *testing.T) {
 	n.close()
 }
 
+// TestStore_KnowsATopicThatWasDeletedElsewhere: records from before a deletion come behind the snapshot that tells of it. They
+// leave no file behind.
+func TestStore_KnowsATopicThatWasDeletedElsewhere(t *testing.T) {
+	o := smallStore(testPool(t))
+	n := openNode(t, simdisk.New(simdisk.Options{}), o)
+	n.s.KnowDeleted(2)
+	n.dropped[2] = true
+	n.publish(100, p0, p2)
+	n.settle()
+	n.sweep()
+	if err := n.s.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range n.d.Paths() {
+		if strings.Contains(p, "topics/2/") {
+			t.Errorf("%s is there", p)
+		}
+	}
+	n.check()
+	n.close()
+}
+
 // TestStore_DeletionGoesOnAfterARestart cuts the power between the renaming and the removal.
 func TestStore_DeletionGoesOnAfterARestart(t *testing.T) {
 	o := smallStore(testPool(t))

@@ -142,8 +142,8 @@ type Coordinator struct {
 	logFailed   string
 	// standby: another node leads; standbyErr is why this one can't. deposed: it led once.
 	standby, deposed bool
-	// silenced: nothing is folded or written down any more.
-	silenced   bool
+	// silenced are the journals of which nothing is folded or written down any more.
+	silenced   []bool
 	standbyErr error
 
 	topics topicChanges
@@ -163,7 +163,7 @@ type Coordinator struct {
 func New(opts Options, log Log, store Store, place Placement, journals int) *Coordinator {
 	opts.setDefaults()
 	c := &Coordinator{
-		opts: opts, log: log, store: store, placement: place, journals: journals, logger: opts.Logger,
+		opts: opts, log: log, store: store, placement: place, journals: journals, logger: opts.Logger, silenced: make([]bool, journals),
 		sleeper:  opts.Sleeper,
 		standby:  opts.Standby,
 		meta:     metadata.NewState(),
@@ -268,7 +268,7 @@ func (c *Coordinator) End() {
 	c.turn()
 	c.tellJournals()
 	if d, ok := c.delivery.(*delivery); ok {
-		d.close(!c.silenced)
+		d.close()
 	}
 }
 
@@ -328,9 +328,7 @@ func (c *Coordinator) turn() (next time.Duration, due bool) {
 	}
 	c.spare = events
 	if c.standby || c.deposed {
-		if !c.silenced {
-			c.delivery.compact()
-		}
+		c.delivery.compact()
 		c.flush()
 		return 0, false
 	}

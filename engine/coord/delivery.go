@@ -294,11 +294,11 @@ func (d *delivery) eachConsumer(client Client, do func(*consumer)) {
 	}
 }
 
-// close is called after the last turn: it gives all memory back and writes the cursors down, so that the next start has little to read. The ledger's
-// records that are not committed yet are lost, as in a crash: what they would have answered has not been answered.
-func (d *delivery) close(checkpoint bool) {
+// close is called after the last turn: it gives all memory back and writes the cursors down, so that the next start has little to
+// read. The ledger's records that are not committed yet are lost, as in a crash: what they would have answered has not been answered.
+func (d *delivery) close() {
 	for _, l := range d.ledgers {
-		if checkpoint && l.sinceRecords > 0 {
+		if l.sinceRecords > 0 {
 			d.checkpoint(l)
 		}
 	}

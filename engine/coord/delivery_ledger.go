@@ -227,7 +227,7 @@ func (l *ledgerLog) checkpointDue() bool {
 
 // checkpoint writes the cursors down, so that the records before need not be read again.
 func (d *delivery) checkpoint(l *ledgerLog) {
-	if l.err != nil || d.c.quarantined != "" {
+	if l.err != nil || d.c.quarantined != "" || d.c.silenced[l.journal] {
 		return
 	}
 	data := l.book.AppendSnapshot(make([]byte, 0, l.snapshotSize+l.snapshotSize/8), d.c.now, d.c.wallMs)

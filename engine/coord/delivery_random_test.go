@@ -156,7 +156,7 @@ func (w *deliveryRun) crash() {
 		o.Release()
 	}
 	c.owned = nil
-	w.d.close(true) // for its memory only
+	w.d.close() // for its memory only
 	w.store.reads = nil
 	if w.rnd.IntN(2) == 0 {
 		w.store.snapshots = nil // recovery from the records alone must come to the same
@@ -204,7 +204,7 @@ func TestDelivery_RandomTrafficLosesNothingAndRepeatsNothingAcknowledged(t *test
 		for len(w.clients) > 0 {
 			w.disconnect(true)
 		}
-		w.d.close(true)
+		w.d.close()
 		w.reads()
 		if n := r.pool.InUse(); n != 0 {
 			t.Fatalf("seed %d: %d bytes are still in use", seed, n)

@@ -200,7 +200,7 @@ func (c *Coordinator) handle(ev *event) {
 	case evDepose:
 		c.depose(ev.text)
 	case evSilence:
-		c.silenced = true
+		c.silenced[ev.journal] = true
 	case evSnapshot:
 		ev.snapshot(c.snapshots(ev.journal))
 	case evFreeze:

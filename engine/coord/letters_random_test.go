@@ -99,7 +99,7 @@ func (w *letterRun) disconnect(graceful bool) {
 
 func (w *letterRun) crash() {
 	w.look()
-	w.d.close(true) // for its memory only
+	w.d.close() // for its memory only
 	w.store.reads = nil
 	if w.rnd.IntN(2) == 0 {
 		w.store.snapshots = nil
@@ -332,7 +332,7 @@ func (w *letterRun) finished() {
 		w.fatalf("something is left: %+v", o)
 	}
 	w.disconnect(true)
-	w.d.close(true)
+	w.d.close()
 	w.reads()
 	if n := w.pool.InUse(); n != 0 {
 		w.fatalf("%d bytes are still in use", n)

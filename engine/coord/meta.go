@@ -126,7 +126,7 @@ func (c *Coordinator) fold(rec *wal.Record) error {
 
 // saveMetadata writes a snapshot when the log behind the last one is long enough.
 func (c *Coordinator) saveMetadata() {
-	if c.metaRecords < c.opts.MetadataSnapshotRecords && c.metaBytes < c.opts.MetadataSnapshotBytes {
+	if c.silenced[0] || c.metaRecords < c.opts.MetadataSnapshotRecords && c.metaBytes < c.opts.MetadataSnapshotBytes {
 		return
 	}
 	c.metaRecords, c.metaBytes = 0, 0
@@ -270,6 +270,9 @@ func (c *Coordinator) CheckIDs(lastTopic uint16) error {
 	}
 	return nil
 }
+
+// LastTopic returns the highest topic id that was given out, as far as the metadata was replayed.
+func (c *Coordinator) LastTopic() uint16 { return c.meta.LastTopic() }
 
 // TopicDeleted tells, during and after the replay, whether what was replayed so far says that a topic of this id was
 // deleted; false where the metadata is quarantined.

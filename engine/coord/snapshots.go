@@ -26,7 +26,7 @@ func (c *Coordinator) Snapshot(journal int, done func(Snapshots, error)) {
 
 func (c *Coordinator) snapshots(journal int) (Snapshots, error) {
 	d, ok := c.delivery.(*delivery)
-	if !ok || c.silenced || c.quarantined != "" || c.standbyErr != nil || d.ledgers[journal].err != nil {
+	if !ok || c.silenced[journal] || c.quarantined != "" || c.standbyErr != nil || d.ledgers[journal].err != nil {
 		return Snapshots{}, errNoSnapshots
 	}
 	l := d.ledgers[journal]

@@ -28,10 +28,11 @@ func (c *Coordinator) Depose(text string) {
 	c.inbox.Push(event{kind: evDepose, text: text})
 }
 
-// Silence tells that a journal is being filled from another node: what is folded here is of no use any more, and nothing of it
-// is written down. The engine is opened anew when the journal is full.
-func (c *Coordinator) Silence() {
-	c.inbox.Push(event{kind: evSilence})
+// Silence tells that a journal is being filled from another node: what is folded here of it is of no use any more, and nothing
+// is written down. Of other journals the coordinator goes on knowing everything, so that it can hand that on. The engine is opened
+// anew when the journal is full.
+func (c *Coordinator) Silence(journal int) {
+	c.inbox.Push(event{kind: evSilence, journal: journal})
 }
 
 // Freeze tells that nothing can be committed for the time being, and why; an empty text ends it. Meanwhile ACK and NACK
@@ -51,7 +52,7 @@ func (c *Coordinator) lead(e wal.Epoch, served func(error)) {
 		return
 	}
 	c.epoch = e
-	if c.silenced {
+	if slices.Contains(c.silenced, true) {
 		served(errSilenced)
 		return
 	}
@@ -89,7 +90,7 @@ func (c *Coordinator) depose(text string) {
 // follow folds a committed round while standing by. What can't be folded is kept as the reason why this node can't lead.
 func (c *Coordinator) follow(journal int, r *wal.Round) {
 	defer r.Release()
-	if c.standbyErr != nil || c.silenced {
+	if c.standbyErr != nil || c.silenced[journal] {
 		return
 	}
 	var rec wal.Record

@@ -13,6 +13,7 @@ import (
 // has flushed that much of them, it persists that it is a voter and says so in what it sends from then on.
 type cure struct {
 	catching    []bool // per log: catch-up in bulk runs, or is to begin
+	given       []bool // per log: rounds are given up for it, see GivesUp
 	started     []bool // per log: StartCatchup was asked for in this epoch
 	damageToken uint64 // of the state that says suspect
 
@@ -28,8 +29,10 @@ func (n *Node) dropTarget() {
 	n.cure.acked = make([]Index, n.logs())
 	n.cure.started = make([]bool, n.logs())
 	if len(n.cure.catching) != n.logs() {
-		n.cure.catching = make([]bool, n.logs())
+		n.cure.catching, n.cure.given = make([]bool, n.logs()), make([]bool, n.logs())
 	}
+	// A log that has given nothing up goes on with the next leader, if it fits.
+	copy(n.cure.catching, n.cure.given)
 }
 
 // cureTarget takes the first confirmation of an epoch and instance.
@@ -96,7 +99,8 @@ func (n *Node) reborn() {
 }
 
 // Behind says that a log of this follower can't go on from what its leader still has in memory (Log.Behind) and is to catch
-// up in bulk: StartCatchup follows. While that runs, Behind says nothing new.
+// up in bulk: StartCatchup follows. While that runs, Behind says nothing new. With the next epoch it is forgotten (Log.Resume),
+// unless GivesUp was called.
 func (n *Node) Behind(now time.Duration, log int) {
 	n.begin(now)
 	if n.role != leader && log >= 0 && log < len(n.cure.catching) && !n.cure.catching[log] {
@@ -104,6 +108,21 @@ func (n *Node) Behind(now time.Duration, log int) {
 		n.startCatchup()
 	}
 	n.update()
+}
+
+// GivesUp says that rounds of a log are about to be given up for what catch-up has begun to bring: nothing ends it any more but
+// CaughtUp, and this node does not stand for election before.
+func (n *Node) GivesUp(log int) {
+	if n.role != leader && log >= 0 && log < len(n.cure.given) {
+		n.cure.given[log] = true
+	}
+}
+
+// CallOff says that a catch-up that has given nothing up is not gone on with: the leader finds the log behind again if it is.
+func (n *Node) CallOff(log int) {
+	if n.Catching(log) && !n.cure.given[log] {
+		n.cure.catching[log] = false
+	}
 }
 
 // Catching reports whether a log is to catch up, or does: whether a StartCatchup that had to wait is still wanted.
@@ -116,7 +135,7 @@ func (n *Node) Catching(log int) bool {
 func (n *Node) CaughtUp(now time.Duration, log int) {
 	n.begin(now)
 	if n.Catching(log) {
-		n.cure.catching[log] = false
+		n.cure.catching[log], n.cure.given[log] = false, false
 		n.awaitFence = n.leader != 0
 		n.emit(FenceLogs{Epoch: n.state.Promised})
 		n.reborn()

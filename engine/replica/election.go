@@ -26,10 +26,10 @@ func (n *Node) eligible() bool {
 	return n.status == Voter && n.usable() && !n.resigned && n.settled() && !n.incomplete()
 }
 
-// incomplete reports whether a log is catching up.
+// incomplete reports whether a log lacks what it has given up, or knows to be committed.
 func (n *Node) incomplete() bool {
 	for k, e := range n.ends {
-		if n.cure.catching[k] || e.Last.Less(e.Floor) {
+		if n.cure.given[k] || e.Last.Less(e.Floor) {
 			return true
 		}
 	}

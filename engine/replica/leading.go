@@ -87,6 +87,7 @@ func (n *Node) startLeading() {
 	n.role = leader
 	n.attempt = 0
 	clear(n.cure.catching) // its logs are what others catch up with
+	clear(n.cure.given)
 	n.emit(Lead{Epoch: n.state.Promised})
 	for i := range n.peers {
 		n.install(&n.peers[i])

@@ -39,6 +39,7 @@ type Log struct {
 	matched      Index // up to here this log is the leader's
 	leaderCommit Index
 	lapsed       bool // it is behind: nothing is taken or vouched for until it has caught up
+	suspended    bool // likewise, see Suspend
 	rejected     bool // the leader was told where this log ends and has sent nothing that fits since
 
 	// Leading.

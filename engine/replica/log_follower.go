@@ -58,7 +58,7 @@ func (l *Log) Append(epoch Epoch, prev, point Point, commit Index) Verdict {
 	switch {
 	case epoch < l.fence && !(mutant.Is("stale-epoch-taken") && epoch == l.epoch):
 		return Verdict{Kind: Stale}
-	case epoch != l.epoch || l.leading || l.lapsed:
+	case epoch != l.epoch || l.leading || l.lapsed || l.suspended:
 		return Verdict{Kind: NotFollowing}
 	}
 	probe := point == Point{}
@@ -139,13 +139,13 @@ func (l *Log) LeaderCommit(epoch Epoch, commit Index) {
 
 // Behind reports whether this log lacks base, the round before the oldest one that the leader of epoch has in memory: then the
 // leader can't go on with it, and Node.Behind is to be called. From then on the log takes nothing and vouches for nothing, also
-// under a later leader, until it is opened anew: whatever is committed of what this node may now give up lies before base,
-// which a majority of others has. If the log has base, Ack may have moved, which is to be told to the leader.
+// under a later leader, until it is opened anew or resumed: whatever is committed of what this node may now give up lies before
+// base, which a majority of others has. If the log has base, Ack may have moved, which is to be told to the leader.
 func (l *Log) Behind(epoch Epoch, base Point) bool {
 	if epoch != l.epoch || epoch == 0 || l.leading {
 		return l.lapsed
 	}
-	l.lapsed = !l.Has(base)
+	l.lapsed = !l.Has(base) || l.suspended
 	if mutant.Is("old-notice-believed") {
 		return true
 	}
@@ -156,10 +156,18 @@ func (l *Log) Behind(epoch Epoch, base Point) bool {
 	return l.lapsed
 }
 
+// Suspend has a follower's log take nothing and vouch for nothing until Resume, whatever the leader has: what it gave up before a
+// restart is not there again.
+func (l *Log) Suspend() { l.suspended = true }
+
+// Resume ends what Behind has found, for a host that has given up nothing of the log and won't for that leader any more, and what
+// Suspend has begun.
+func (l *Log) Resume() { l.lapsed, l.suspended = false, false }
+
 // Ack returns what a follower vouches for with FLUSHED: up to there the log is the leader's and durable. epoch is 0 if no
 // leader is followed: then nothing may be sent.
 func (l *Log) Ack() (epoch Epoch, index Index) {
-	if l.epoch == 0 || l.leading || l.lapsed {
+	if l.epoch == 0 || l.leading || l.lapsed || l.suspended {
 		return 0, 0
 	}
 	if mutant.Is("ack-before-flush") {

@@ -433,6 +433,21 @@ func TestLog_AFollowerIsBehindWhenItLacksTheLeadersBase(t *testing.T) {
 	if l.Behind(6, Point{3, 6}) {
 		t.Error("behind a leader whose base it has")
 	}
+
+	// A host that gives nothing up has it go on. One that has, before a restart, lets nothing but the end of the catch-up do so.
+	l.Behind(6, Point{5, 9})
+	l.Resume()
+	if _, acked := l.Ack(); acked != 6 {
+		t.Errorf("resumed, it vouches for %d", acked)
+	}
+	l.Suspend()
+	if !l.Behind(6, Point{3, 6}) {
+		t.Error("a log that lacks what was given up fits a leader whose base it has")
+	}
+	if v := l.Append(6, Point{3, 6}, Point{6, 7}, 0); v.Kind != NotFollowing {
+		t.Errorf("a round for a log that lacks what was given up: %v", v.Kind)
+	}
+	l.Resume()
 	if v := l.Append(6, Point{3, 6}, Point{6, 7}, 0); v.Kind != Accept {
 		t.Errorf("a round of a leader whose base it has: %v", v.Kind)
 	}

@@ -153,10 +153,12 @@ type SetQuorum struct {
 }
 
 // StartCatchup asks a follower's host to catch up a log in bulk from Leader, then to call Node.CaughtUp. Before it gives up any
-// round of that log, it makes a round durable that the leader said is committed and that is not before the leader's base, and
-// calls Log.SetFloor with it; so it does again after a restart, until the log ends behind it. It gives up nothing of other logs.
-// StartCatchup comes again for another leader: then catch-up begins again from that one. A log that has that one's base after
-// all (Log.Behind) need not catch up.
+// round of that log, it calls Node.GivesUp, makes a round durable that the leader said is committed and that is not before the
+// leader's base, and calls Log.SetFloor with it; so it does again after a restart, until the log ends behind it. It gives up
+// nothing of other logs, and nothing at all before the leader has sent something.
+//
+// A catch-up that has given up something begins again from the next leader, with another StartCatchup. One that has not ends
+// with FenceLogs of a higher epoch: the host calls Log.Resume, and if the log is behind that leader, too, it will be told.
 type StartCatchup struct {
 	Leader NodeID
 	Epoch  Epoch

@@ -40,6 +40,8 @@ func (h *host) takeCatchUp(o StartCatchup, cut, base Point, attempt int) {
 		h.caughtUp(Point{}, o.Log, attempt) // it isn't behind any more
 		return
 	}
+	h.given[o.Log] = true
+	h.node.GivesUp(o.Log)
 	h.at(h.diskTime(&h.stateAt), func() {
 		if d.floor.Less(cut) {
 			d.floor = cut
@@ -60,7 +62,7 @@ func (h *host) caughtUp(cut Point, k, attempt int) {
 	if h.catching[k] != attempt {
 		return
 	}
-	h.catching[k] = 0
+	h.catching[k], h.given[k] = 0, false
 	if d := &h.disk.logs[k]; cut.Index > d.base.Index {
 		*d = diskLog{base: cut, floor: d.floor}
 		h.reopen(k)

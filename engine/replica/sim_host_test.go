@@ -36,8 +36,12 @@ type host struct {
 	epoch    Epoch  // followed
 	fetches  int
 	catching []int // per log the attempt to catch up that runs, 0 if none does
-	catches  int
-	stalled  bool
+	// given are the logs that may have given up rounds for it.
+	given []bool
+	// fenced is the highest epoch that the logs were fenced at.
+	fenced  Epoch
+	catches int
+	stalled bool
 }
 
 // disk survives crashes.
@@ -274,8 +278,15 @@ func (h *host) fence(epoch Epoch) {
 	}
 	ends, left := make([]End, len(h.logs)), len(h.logs)
 	for k := range h.logs {
+		resume := !h.given[k] && epoch > h.fenced
+		if resume {
+			h.catching[k] = 0
+		}
 		h.queue(k, func() {
 			ends[k] = h.logs[k].log.Fence(epoch)
+			if resume {
+				h.logs[k].log.Resume()
+			}
 			if left--; left == 0 {
 				h.queue(len(h.logs), func() {
 					h.input(func(now time.Duration) { h.node.Fenced(now, epoch, ends) })
@@ -283,6 +294,7 @@ func (h *host) fence(epoch Epoch) {
 			}
 		})
 	}
+	h.fenced = max(h.fenced, epoch)
 }
 
 func (h *host) lead(epoch Epoch) {
@@ -416,7 +428,8 @@ func (h *host) start() {
 	h.offset = h.w.between(0, time.Hour)
 	h.outputs, h.carrying, h.states, h.tickAt, h.diskAt, h.stateAt = nil, false, nil, 0, 0, 0
 	h.logs, h.leader, h.epoch, h.instance, h.voter, h.catching, h.stalled = nil, 0, 0, 0, false, nil, false
-	h.catching = make([]int, h.w.opt.logs)
+	h.fenced = 0
+	h.catching, h.given = make([]int, h.w.opt.logs), make([]bool, h.w.opt.logs)
 	h.queues = make([]time.Duration, 1)
 	s := h.disk.state
 	if s.Cluster != (ClusterID{}) && !s.Forming {

@@ -179,7 +179,11 @@ func (l *simLog) tellBehind(to NodeID) {
 			switch l := f.logs[k]; {
 			case l.log.Behind(epoch, base):
 				f.queue(len(f.logs), func() {
-					f.input(func(now time.Duration) { f.node.Behind(now, k) })
+					f.input(func(now time.Duration) {
+						if f.node.State().Promised == epoch {
+							f.node.Behind(now, k)
+						}
+					})
 				})
 			default:
 				l.acknowledge()

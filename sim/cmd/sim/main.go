@@ -69,7 +69,7 @@ func main() {
 	pprof.StopCPUProfile()
 	s.Print(os.Stdout)
 	for _, f := range s.Failures {
-		fmt.Fprintf(os.Stdout, "\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d go test -v -run Lost ./sim\n", f.Seed, f.Failure, f.Seed)
+		fmt.Fprintf(os.Stdout, "\nseed %d: %s\n  again: MORTARMQ_SIM_SEED=%d MORTARMQ_SIM_LOGS=%d go test -v -run Lost ./sim\n", f.Seed, f.Failure, f.Seed, max(o.Run.Logs, 1))
 		if *trace {
 			fmt.Fprintln(os.Stdout, f.Trace)
 		}
