@@ -395,3 +395,15 @@ func flush(in interface {
 		in.Lend()
 	}
 }
+
+// confirmation decodes a NOTICE and returns it with the frame that confirms it.
+func confirmation(t testing.TB, payload []byte) (m protocol.Notice, frame []byte) {
+	t.Helper()
+	if err := m.Decode(payload); err != nil {
+		t.Fatal(err)
+	}
+	return m, (&protocol.ControlAck{
+		NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID, MembershipEpoch: m.MembershipEpoch,
+		AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch,
+	}).AppendFrame(nil)
+}

@@ -252,13 +252,8 @@ func (r *reader) next() protocol.Msg {
 			}
 			return m
 		case protocol.OpNotice:
-			var m protocol.Notice
-			if err := m.Decode(payload); err != nil {
-				r.t.Fatal(err)
-			}
-			ack := protocol.ControlAck{NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID, MembershipEpoch: m.MembershipEpoch,
-				AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch}
-			r.in.Request(r.c, r.c.request(), protocol.OpControlAck, payloadOf(ack.AppendFrame(nil)))
+			_, confirm := confirmation(r.t, payload)
+			r.in.Request(r.c, r.c.request(), protocol.OpControlAck, payloadOf(confirm))
 			flush(r.in)
 		default:
 			r.t.Fatalf("%v was pushed", op)

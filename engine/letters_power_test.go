@@ -120,13 +120,9 @@ func (w *cellar) pushed() {
 			}
 			w.msgs = append(w.msgs, m)
 		case protocol.OpNotice:
-			var m protocol.Notice
-			if err := m.Decode(frame); err != nil {
-				w.t.Fatal(err)
-			}
+			m, confirm := confirmation(w.t, frame)
 			w.sub.AssignmentEpoch = max(w.sub.AssignmentEpoch, m.AssignmentEpoch)
-			w.request(protocol.OpControlAck, (&protocol.ControlAck{NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID,
-				MembershipEpoch: m.MembershipEpoch, AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch}).AppendFrame(nil))
+			w.request(protocol.OpControlAck, confirm)
 		default:
 			w.t.Fatalf("%v was pushed", op)
 		}

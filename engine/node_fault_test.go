@@ -108,13 +108,8 @@ func (c *trio) acknowledged(group string, topic uint16, last int) bool {
 				return true
 			}
 		case protocol.OpNotice:
-			var m protocol.Notice
-			if err := m.Decode(payload); err != nil {
-				c.t.Fatal(err)
-			}
-			confirm := protocol.ControlAck{NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID, MembershipEpoch: m.MembershipEpoch,
-				AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch}
-			if _, err := p.ask(protocol.OpControlAck, confirm.AppendFrame(nil)); err != nil {
+			_, confirm := confirmation(c.t, payload)
+			if _, err := p.ask(protocol.OpControlAck, confirm); err != nil {
 				return false
 			}
 		default:

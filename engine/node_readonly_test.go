@@ -50,14 +50,9 @@ func (p *puller) pull(most uint16) (got []protocol.Msg, err error) {
 			}
 			got = append(got, m)
 		case protocol.OpNotice:
-			var m protocol.Notice
-			if err := m.Decode(payload); err != nil {
-				p.t.Fatal(err)
-			}
+			m, confirm := confirmation(p.t, payload)
 			p.sub.AssignmentEpoch = m.AssignmentEpoch
-			confirm := protocol.ControlAck{NoticeID: m.NoticeID, Kind: m.Kind, GroupID: m.GroupID, MembershipEpoch: m.MembershipEpoch,
-				AssignmentEpoch: m.AssignmentEpoch, OwnershipEpoch: m.OwnershipEpoch}
-			if _, err := p.ask(protocol.OpControlAck, confirm.AppendFrame(nil)); err != nil {
+			if _, err := p.ask(protocol.OpControlAck, confirm); err != nil {
 				return got, err
 			}
 		default:

@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/mortarmq/mortarmq/engine/deadletter"
+	"github.com/mortarmq/mortarmq/protocol"
 	"github.com/mortarmq/mortarmq/wal"
 )
 
@@ -95,7 +96,7 @@ func (s *scenario) record(c *contents, f *wal.RecordFound, raw []byte) {
 		}
 		return
 	}
-	if !strings.HasPrefix(name, "$dlq.") {
+	if !strings.HasPrefix(name, protocol.DLQPrefix) {
 		return
 	}
 	var e deadletter.Envelope
@@ -157,7 +158,7 @@ func (s *scenario) checkLetters(c *contents, names map[uint16]string) {
 	for _, g := range s.groups {
 		have := map[place]bool{}
 		for _, l := range c.letters {
-			if names[l.topic] != "$dlq."+g.name {
+			if names[l.topic] != protocol.DLQPrefix+g.name {
 				continue
 			}
 			d := g.messages[l.source]

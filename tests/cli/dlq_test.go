@@ -159,28 +159,14 @@ func TestDLQ_ListShowExportRedrive(t *testing.T) {
 	if !got["again:bad1"] || !got["again:bad2"] || !got["again:bad\x00\xff3"] {
 		t.Fatalf("%v", got)
 	}
-	var stats struct {
-		Topics []struct {
-			Parts []struct {
-				Last uint64 `json:"last_seq"`
-			} `json:"partition_stats"`
-		} `json:"topics"`
-	}
-	var b strings.Builder
-	if err := d.Fetch("/stats?topic=orders", &b); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal([]byte(b.String()), &stats); err != nil {
-		t.Fatal(err)
-	}
 	k2 := protocol.Route([]byte("k2"), 3)
-	for i, p := range stats.Topics[0].Parts {
+	for i, last := range lastSequences(t, d, "orders") {
 		want := map[bool]uint64{true: 3}[i == int(k2)]
 		if i != 1 {
 			want += 2
 		}
-		if p.Last != want {
-			t.Errorf("partition %d has %d messages, want %d: redriven into another one?", i, p.Last, want)
+		if last != want {
+			t.Errorf("partition %d has %d messages, want %d: redriven into another one?", i, last, want)
 		}
 	}
 	run(t, d, 0, "", "topics", "delete", "orders")
@@ -190,6 +176,15 @@ func TestDLQ_ListShowExportRedrive(t *testing.T) {
 
 // published is how many messages a topic has.
 func published(t *testing.T, d *harness.Daemon, topic string) (n uint64) {
+	t.Helper()
+	for _, last := range lastSequences(t, d, topic) {
+		n += last
+	}
+	return n
+}
+
+// lastSequences are those of a topic's partitions.
+func lastSequences(t *testing.T, d *harness.Daemon, topic string) (list []uint64) {
 	t.Helper()
 	var stats struct {
 		Topics []struct {
@@ -202,9 +197,9 @@ func published(t *testing.T, d *harness.Daemon, topic string) (n uint64) {
 		t.Fatal(err)
 	}
 	for _, p := range stats.Topics[0].Parts {
-		n += p.Last
+		list = append(list, p.Last)
 	}
-	return n
+	return list
 }
 
 // A redrive that is killed at any time and started again puts every message back; a kill doubles 256 of them at most.
