@@ -105,6 +105,7 @@ func (n *Node) startCatchup(o replica.StartCatchup) {
 	if c.floor.Less(n.wanted[o.Log]) {
 		c.floor = n.wanted[o.Log]
 	}
+	delete(n.wanted, o.Log)
 	n.log.Info("this node's log is too far behind: catching up in bulk", "log", o.Log, "leader", n.nodes[o.Leader].name, "epoch", o.Epoch)
 	n.ask(o.Log, c)
 }
@@ -130,17 +131,21 @@ func (n *Node) giveUp(log int, c *catching) {
 		n.machine.GivesUp(log)
 	}
 	n.raiseFloor(log, c.floor)
+	from := c.out.Leader
 	n.noteCatchup(log, c, func() {
 		c.stage = catchupFills
-		if n.engine.Load() == nil {
+		switch {
+		case n.engine.Load() == nil:
 			c.drop() // it is asked for again once the engine is open
-			return
+		case c.out.Leader != from:
+			n.ask(log, c)
+		default:
+			n.beginFill(log, c, nil)
+			for _, h := range c.held {
+				n.post(log, &replicaEvent{kind: evFillFrame, peer: from, frame: h.frame, payload: h.payload})
+			}
+			c.held = nil
 		}
-		n.beginFill(log, c, nil)
-		for _, h := range c.held {
-			n.post(log, &replicaEvent{kind: evFillFrame, peer: c.out.Leader, frame: h.frame, payload: h.payload})
-		}
-		c.held = nil
 	})
 }
 
