@@ -3,8 +3,10 @@ package simdisk
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/mortarmq/mortarmq/ring"
@@ -43,6 +45,9 @@ func (o *dirOp) String() string {
 func (o *dirOp) do(names map[string]*inode) {
 	switch o.kind {
 	case ring.Rename:
+		if o.node.dir {
+			moveAll(names, o.path, o.path2)
+		}
 		if names[o.path] == o.node {
 			delete(names, o.path)
 		}
@@ -165,18 +170,34 @@ func (d *Disk) rename(from, to string) error {
 	return nil
 }
 
-// renameDir moves a directory with everything in it: one change per entry, which a power cut keeps or drops alone.
+// renameDir moves a directory with everything in it: that is one change, of the directory's own entry.
 func (d *Disk) renameDir(n *inode, from, to string) error {
 	if d.names[to] != nil {
 		return fs.ErrExist
 	}
 	d.change(dirOp{kind: ring.Rename, path: from, path2: to, node: n})
-	for _, p := range d.children(from) {
-		if err := d.rename(p, path.Join(to, path.Base(p))); err != nil {
-			return err
-		}
+	for _, h := range d.files {
+		h.path = moved(h.path, from, to)
 	}
 	return nil
+}
+
+// moved returns what a path is called once the directory from is called to.
+func moved(p, from, to string) string {
+	if rest, inside := strings.CutPrefix(p, from+"/"); inside {
+		return to + "/" + rest
+	}
+	return p
+}
+
+// moveAll renames everything in a directory.
+func moveAll(names map[string]*inode, from, to string) {
+	for _, p := range slices.Collect(maps.Keys(names)) {
+		if m := moved(p, from, to); m != p {
+			names[m] = names[p]
+			delete(names, p)
+		}
+	}
 }
 
 func (d *Disk) remove(p string) error {
@@ -215,13 +236,25 @@ func (d *Disk) syncDir(p string, before uint64) error {
 	if !d.isDir(p) {
 		return fs.ErrNotExist
 	}
+	var renamed []dirOp
 	d.dirOps = slices.DeleteFunc(d.dirOps, func(o dirOp) bool {
 		if o.dir() != p || o.seq > before {
 			return false
 		}
 		o.do(d.kept)
+		if o.kind == ring.Rename && o.node.dir {
+			renamed = append(renamed, o)
+		}
 		return true
 	})
+	// What happened in a directory before it was renamed, and is not durable, is a matter of the directory under its new name.
+	for _, r := range renamed {
+		for i := range d.dirOps {
+			if o := &d.dirOps[i]; o.seq < r.seq {
+				o.path, o.path2 = moved(o.path, r.path, r.path2), moved(o.path2, r.path, r.path2)
+			}
+		}
+	}
 	return nil
 }
 

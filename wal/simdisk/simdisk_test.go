@@ -175,6 +175,42 @@ func TestDisk_NamesAreDurableAfterSyncDirOnly(t *testing.T) {
 	}
 }
 
+// TestDisk_ADirectoryIsRenamedWithEverythingInIt: a power cut leaves it whole, under one name or the other.
+func TestDisk_ADirectoryIsRenamedWithEverythingInIt(t *testing.T) {
+	u := newUser(t, Options{})
+	u.do(ring.Op{Kind: ring.Mkdir, Path: "a/0"})
+	fd := u.create("a/0/x")
+	u.do(ring.Op{Kind: ring.Write, FD: fd, Buf: fill('x', 512)})
+	u.do(ring.Op{Kind: ring.Sync, FD: fd})
+	for _, dir := range []string{"a/0", "a", "."} {
+		u.do(ring.Op{Kind: ring.SyncDir, Path: dir})
+	}
+	u.create("a/0/later") // not durable
+	u.do(ring.Op{Kind: ring.Rename, Path: "a", Path2: "b"})
+	for i := range 2 {
+		d := u.d.Crash(func(_ int, it Item) Fate {
+			if strings.HasPrefix(it.Path, "rename") && i == 1 {
+				return Keep
+			}
+			return Drop
+		})
+		if got, want := d.Paths(), [][]string{{"a/0/x"}, {"b/0/x"}}[i]; !slices.Equal(got, want) {
+			t.Errorf("the new name kept: %t: %v, want %v", i == 1, got, want)
+		}
+	}
+	u.do(ring.Op{Kind: ring.SyncDir, Path: "."})
+	if got, want := u.d.Crash(nil).Paths(), []string{"b/0/x"}; !slices.Equal(got, want) {
+		t.Errorf("flushed: %v, want %v", got, want)
+	}
+	if got, want := u.d.Crash(keepAll).Paths(), []string{"b/0/later", "b/0/x"}; !slices.Equal(got, want) {
+		t.Errorf("flushed, and all else kept: %v, want %v", got, want)
+	}
+	u.do(ring.Op{Kind: ring.SyncDir, Path: "b/0"})
+	if got, want := u.d.Crash(nil).Paths(), []string{"b/0/later", "b/0/x"}; !slices.Equal(got, want) {
+		t.Errorf("flushed under the new name: %v, want %v", got, want)
+	}
+}
+
 func TestDisk_ErrorsAreThoseOfTheSystem(t *testing.T) {
 	u := newUser(t, Options{})
 	u.create("a")
