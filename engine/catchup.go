@@ -27,7 +27,7 @@ type catching struct {
 	// floor is committed, and the log won't end before it.
 	floor replica.Point
 	// held are the frames of the transfer that have come before the log takes them.
-	held []heldFrame
+	held []fillFrame
 	file *wal.CatchupFile
 	// again is when the request is repeated, because nothing was heard; 0: it is not outstanding.
 	again time.Duration
@@ -47,11 +47,6 @@ const (
 	// catchupFills: they are given up.
 	catchupFills
 )
-
-type heldFrame struct {
-	frame   peerwire.BulkFrame
-	payload peerwire.Payload
-}
 
 // drop lets go of what has come and won't be taken.
 func (c *catching) drop() {
@@ -94,18 +89,24 @@ func (n *Node) raiseFloor(log int, p replica.Point) {
 	}
 }
 
-// startCatchup begins to catch up, or begins again from another leader.
-func (n *Node) startCatchup(o replica.StartCatchup) {
-	c := n.catchings[o.Log]
+// catchingOf returns the catch-up of a log, a new one if there is none, which must not end before floor.
+func (n *Node) catchingOf(log int, floor replica.Point) *catching {
+	c := n.catchings[log]
 	if c == nil {
 		c = &catching{}
-		n.catchings[o.Log] = c
+		n.catchings[log] = c
 	}
-	c.out = o
-	if c.floor.Less(n.wanted[o.Log]) {
-		c.floor = n.wanted[o.Log]
+	if c.floor.Less(floor) {
+		c.floor = floor
 	}
+	return c
+}
+
+// startCatchup begins to catch up, or begins again from another leader.
+func (n *Node) startCatchup(o replica.StartCatchup) {
+	c := n.catchingOf(o.Log, n.wanted[o.Log])
 	delete(n.wanted, o.Log)
+	c.out = o
 	n.log.Info("this node's log is too far behind: catching up in bulk", "log", o.Log, "leader", n.nodes[o.Leader].name, "epoch", o.Epoch)
 	n.ask(o.Log, c)
 }
@@ -338,7 +339,7 @@ func (n *Node) fillFrame(ev *nodeEvent) {
 		n.interrupted(int(t.Log), c, fmt.Errorf("%w: %s", errFillEnded, cancel.Reason))
 		return
 	default:
-		c.held = append(c.held, heldFrame{ev.frame, ev.payload})
+		c.held = append(c.held, fillFrame{ev.frame, ev.payload})
 		if c.stage == catchupAsks {
 			n.giveUp(int(t.Log), c)
 		}

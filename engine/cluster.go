@@ -22,12 +22,17 @@ type clusterOptions struct {
 	failed func(error)
 	// damaged hears of files of a log that are damaged; any goroutine calls it.
 	damaged func(log int)
-	// floors are the points that logs must not end before, from catch-ups that were interrupted; by log.
-	floors []replica.Point
-	// unfinished are the logs that have given up rounds and have not got everything for them; by log.
-	unfinished []bool
+	logsKnown
 	// history is NodeOptions.HistoryBytes.
 	history int64
+}
+
+// logsKnown is what a node knows of its logs before they are opened, by log.
+type logsKnown struct {
+	// floors are the points that logs must not end before, from catch-ups that were interrupted.
+	floors []replica.Point
+	// unfinished are the logs that have given up rounds and have not got everything for them.
+	unfinished []bool
 }
 
 // node is the node's number for the metadata log, 0 for a node on its own.
@@ -56,10 +61,8 @@ func (c *clusterOptions) join(s *shard, rec *wal.Recovery) error {
 	if err != nil {
 		return fmt.Errorf("log %d: %w", s.id, err)
 	}
-	if s.id < len(c.floors) {
-		log.SetFloor(c.floors[s.id])
-	}
-	if s.id < len(c.unfinished) && c.unfinished[s.id] {
+	log.SetFloor(c.floors[s.id])
+	if c.unfinished[s.id] {
 		log.Suspend()
 	}
 	r := &replication{

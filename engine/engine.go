@@ -212,18 +212,15 @@ func (e *Engine) recover() error {
 	if err := e.coord.CheckIDs(lastTopic); err != nil && !e.opts.cluster.behindOthers() {
 		return err
 	}
+	e.knowDeleted()
 	if c := e.opts.cluster; c != nil {
 		for i, r := range recoveries {
 			if err := c.join(e.shards[i], r); err != nil {
 				return err
 			}
 		}
-		e.knowDeleted()
 		e.restoreTails(recoveries)
 		return nil // the recovery goes on until this node leads
-	}
-	for _, s := range e.shards {
-		s.dedup.dropTopics(e.coord.TopicDeleted)
 	}
 	if err := e.coord.Recovered(); err != nil {
 		return err
@@ -232,22 +229,16 @@ func (e *Engine) recover() error {
 	return nil
 }
 
-// knowDeleted has shards and stores pass over records of topics that are deleted already: rounds from before a deletion may come
-// behind the snapshot that says so.
+// knowDeleted tells shards and stores which topics are deleted already. In a cluster records of them may still come, in rounds from
+// before the deletion, behind the snapshot that says so.
 func (e *Engine) knowDeleted() {
-	any := false
-	for topic := range int(e.coord.LastTopic()) + 1 {
-		if id := uint16(topic); id != 0 && e.coord.TopicDeleted(id) {
-			any = true
-			for i, s := range e.shards {
+	for i, s := range e.shards {
+		s.dedup.dropTopics(e.coord.TopicDeleted)
+		for topic := range int(e.coord.LastTopic()) {
+			if id := uint16(topic + 1); e.coord.TopicDeleted(id) {
 				s.gone.add(id)
 				e.stores[i].store.KnowDeleted(id)
 			}
-		}
-	}
-	for _, s := range e.shards {
-		if any {
-			s.dedup.dropTopics(s.gone.has)
 		}
 	}
 }

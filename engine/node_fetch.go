@@ -132,15 +132,8 @@ func (n *Node) fetchBehind(f *fetch, base, committed replica.Point) {
 // fetchInBulk has the log catch up from the node that it is fetched from. floor is committed and not before that node's base.
 func (n *Node) fetchInBulk(f *fetch, floor replica.Point) {
 	log := f.out.Log
-	c := n.catchings[log]
-	if c == nil {
-		c = &catching{}
-		n.catchings[log] = c
-	}
+	c := n.catchingOf(log, floor)
 	c.fetch, c.out = f, replica.StartCatchup{Leader: f.out.From, Epoch: f.out.Epoch, Log: log}
-	if c.floor.Less(floor) {
-		c.floor = floor
-	}
 	n.log.Info("elected, but too far behind to lead: catching up in bulk first", "log", log, "peer", n.nodes[f.out.From].name, "epoch", f.out.Epoch)
 	n.ask(log, c)
 }

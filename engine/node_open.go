@@ -105,7 +105,7 @@ func (n *Node) tryEngine(logs int, known logsKnown) (*Engine, error) {
 		self: n.opts.Self, nodes: n.ids, logs: logs, peers: n.opts.Peers,
 		suspect: n.suspect, failed: n.failed, random: n.opts.Random,
 		damaged: func(log int) { n.do(func() { n.damaged(log) }) },
-		floors:  known.floors, unfinished: known.unfinished, history: n.opts.HistoryBytes,
+		history: n.opts.HistoryBytes, logsKnown: known,
 	}
 	return Open(o)
 }
@@ -142,12 +142,7 @@ func (n *Node) readFloors(logs int) error {
 	return nil
 }
 
-// logsKnown is what the control loop knows of logs that are to be opened.
-type logsKnown struct {
-	floors     []replica.Point
-	unfinished []bool
-}
-
+// logsKnown is a copy, for the goroutine that opens the engine.
 func (n *Node) logsKnown(logs int) logsKnown {
 	k := logsKnown{make([]replica.Point, logs), make([]bool, logs)}
 	for log := range logs {

@@ -96,7 +96,7 @@ type shard struct {
 	journal   *wal.Journal
 	dedup     *dedup
 	topics    [][]*partition // by topic id, by partition
-	gone      topicSet       // topics deleted in this process's life, whose publishes may still be on their way
+	gone      topicSet       // deleted topics, whose publishes and records may still be on their way
 	ledgerSeq wal.Sequence   // last appended of the ledger stream
 	metaSeq   wal.Sequence   // last appended of the metadata stream
 	epoch     wal.Epoch

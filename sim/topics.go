@@ -17,7 +17,7 @@ type passing struct {
 	s    *scenario
 	name string
 	id   uint16
-	n    uint64 // the how manieth it is
+	n    uint64 // its number, from 1
 	sent uint64
 }
 
